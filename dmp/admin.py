@@ -32,7 +32,6 @@ from shared.objects import (
     QUEUES,
     Argument,
     BadArgument,
-    ObjectMissing,
     Objects,
     a_body,
     a_count,
@@ -41,7 +40,6 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
-from shared.task_turns import TaskTurn
 
 READ_BYTES = 256 << 10
 ANY_NUMBER = 1 << 20
@@ -205,11 +203,9 @@ class Admin:
     async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if queue.adopted:
             raise BadArgument("what it was declared with was lost: declare it again, and it has that")
-        dropped = await _above(queue, queue.kind.changed(arguments).arguments)
-        if queue.deleted:
-            raise ObjectMissing("the queue was deleted meanwhile")
         before = queue.kind
         kind = before.changed(arguments)
+        dropped = _above(queue, kind.arguments)
         old, new = read_table(before.changes), read_table(kind.changes)
         if kind != before and not dry_run:
             await settled(self._broker, self._broker.topology.change_queue(queue, kind))
@@ -410,27 +406,17 @@ class Admin:
         return int(made.new)
 
 
-async def _above(queue: Queue, arguments: QueueArguments) -> int:
-    """How many of its messages a queue with these arguments drops at once, the next ones out first."""
+def _above(queue: Queue, arguments: QueueArguments) -> int:
+    """How many of its messages a queue with these arguments drops at once; by its bytes about so many."""
     row, above = queue.row, 0
     if arguments.rejects:
         return 0
     if arguments.messages_max is not None:
-        above = max(len(row) - arguments.messages_max, 0)
-    if arguments.bytes_max is None:
-        return above
-    left, turn, runs = row.all_body_bytes - arguments.bytes_max, TaskTurn(), [*row.ready]
-    count = 0
-    for run in runs:
-        if left <= 0:
-            break
-        fitting = min(-(-left // max(run.head.body_bytes, 1)), len(run))
-        count += fitting
-        left -= fitting * run.head.body_bytes
-        await turn.item()
-    if left > 0 and row.cold is not None and row.cold.count:  # on disk alone: about so many
-        count += min(-(-left * row.cold.count // max(row.cold.body_bytes, 1)), row.cold.count)
-    return max(above, count)
+        above = len(row) - arguments.messages_max
+    if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max:
+        left = row.all_body_bytes - arguments.bytes_max
+        above = max(above, -(-left * len(row) // row.all_body_bytes))
+    return max(above, 0)
 
 
 def _timed(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -88,24 +88,13 @@ class DeadLetters:
             moving.when_done(moved)
         return moving
 
-    def death(self, queue: Queue, head: Head, number: int) -> Death[Queue] | None:
+    def death(self, queue: Queue, head: Head) -> Death[Queue] | None:
         """How a message with that head died last, in another queue; None where that is not there. The key is
-        that with which it came there.
-
-        Versions before did not mark what they wrote. So of an older message it must be plausible: that
-        queue sends its dead letters where this one came from.
-        """
-        older = not head.died and number < queue.marked_from
-        if not (head.died or older):
-            return None
-        deaths = _deaths_in(head)
+        that with which it came there."""
+        deaths = _deaths_of(head)
         name = deaths[0].get("queue") if deaths else None
         found = self._broker.queues.get(name.encode()) if isinstance(name, str) else None
         if found is None or found is queue:
-            return None
-        arguments = found.kind.arguments
-        came = arguments.dead_letter_exchange == head.exchange
-        if older and not (came and arguments.dead_letter_key in (None, head.key)):
             return None
         time, keys = deaths[0].get("time"), deaths[0].get("routing-keys")
         return Death(
@@ -302,12 +291,7 @@ def without_circles(head: Head, queues: Sequence[Queue]) -> list[Queue]:
 
 def _deaths_of(head: Head) -> list[dict[str, Any]]:
     """What the broker has written of the message's deaths, the newest first."""
-    return _deaths_in(head) if head.died else []
-
-
-def _deaths_in(head: Head) -> list[dict[str, Any]]:
-    """The entries of `x-death`, whoever has written it."""
-    if head.noted.headers is None:
+    if not head.died or head.noted.headers is None:
         return []
     try:
         deaths = read_field(head.properties[slice(*head.noted.headers)], b"x-death")

@@ -5,11 +5,9 @@ connection goes, messages in the outbox whose first byte was never written go ba
 message is delivered at most once, and a reader that comes back misses none but those that were on their way.
 
 A message that came by a sink is written with its envelope as the sink's client wrote it; one that came by
-`basic.publish` names its exchange. A message that goes back to the queue must know its exchange again, and an
-envelope may leave it out. `_sinks` says which bytes are whose.
+`basic.publish` names its exchange. What goes back to the queue has the exchange that its envelope names.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,9 +45,6 @@ class Feed:
     _gone: Callable[[], None]
     connection: Connection = attrs.field(init=False)
     _pushed: int = attrs.field(default=0, init=False)  # bytes written, sent or not
-    _exchange: bytes = attrs.field(default=b"", init=False)  # of what was pushed last
-    _sinks: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
-    """For what was pushed before that: where it ends, and its exchange."""
     _unsent: tuple[Sequence["Chunk"], "Chunk | None"] = attrs.field(default=((), None), init=False)
     _wrote: float = attrs.field(init=False)
     delivered: int = attrs.field(default=0, init=False)  # messages written, sent or not
@@ -79,25 +74,12 @@ class Feed:
         return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
     def deliver(self, runs: list[Run]) -> None:
-        parts: list[bytes] = []
-        name = runs[0].head.exchange
-        for run in runs:
-            head = run.head
-            if head.exchange != name:
-                self._push(b"".join(parts), name)
-                parts.clear()
-                name = head.exchange
-            self.delivered += len(run.bodies)
-            parts.append(_envelope(head).join((b"", *run.bodies)))
-        self._push(b"".join(parts), name)
+        self.delivered += sum([len(run) for run in runs])
+        self._push(b"".join([_envelope(run.head).join((b"", *run.bodies)) for run in runs]))
 
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        self.delivered += len(bodies)
-        self._push(_envelope(head).join((b"", *bodies)), head.exchange)
-
-    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
+    def deliver_whole(self, chunk: bytes | memoryview, count: int) -> None:
         self.delivered += count
-        self._push(chunk, exchange)
+        self._push(chunk)
 
     def cancelled(self) -> None:
         """The queue is gone: what is in the outbox is still sent."""
@@ -108,15 +90,8 @@ class Feed:
     def fail(self, error: Exception) -> None:
         self.connection.fail(error)
 
-    def _push(self, data: bytes | memoryview, exchange: bytes) -> None:
+    def _push(self, data: bytes | memoryview) -> None:
         connection = self.connection
-        if exchange != self._exchange:
-            sinks, waiting = self._sinks, connection.outbox.size
-            if not connection.closed:
-                while sinks and sinks[0][0] <= self._pushed - waiting:
-                    sinks.popleft()
-            sinks.append((self._pushed, self._exchange))
-            self._exchange = exchange
         self._pushed += len(data)
         if connection.closed:  # with what was written before this, a moment ago
             chunks, begun = self._unsent
@@ -141,7 +116,7 @@ class Feed:
         idle_at = self._wrote + IDLE_SECONDS
         if now >= idle_at:
             if not self.connection.outbox.size:  # else it is not idle, but slow
-                self._push(wire.NULL_MESSAGE, self._exchange)
+                self._push(wire.NULL_MESSAGE)
             idle_at = now + IDLE_SECONDS
         self._session.deadline(IDLE, idle_at)
 
@@ -163,18 +138,16 @@ class Feed:
             broker.topology.consumer_left(queue)
         self._owner.release()
 
-    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Messages, with their exchange, to their queue, which gives out nothing meanwhile: the last one
-        first."""
+    def _come_back(self, messages: bytes) -> Iterator[None]:
+        """Messages to their queue, which gives out nothing meanwhile: the last one first."""
         queue, broker = self._queue, self._broker
         back: list[tuple[Head, list[bytes]]] = []
-        for exchange, messages in parts:
-            for before, bodies in wire.runs(messages, ITEMS):
-                _, key, properties, body_bytes = wire.read_envelope(before)
-                head = Head(exchange, key, body_bytes, properties)
-                head.envelope = before
-                back.append((head, bodies))
-                yield
+        for before, bodies in wire.runs(messages, ITEMS):
+            exchange, key, properties, body_bytes = wire.read_envelope(before)
+            head = Head(exchange, key, body_bytes, properties)
+            head.envelope = before
+            back.append((head, bodies))
+            yield
         while back and not queue.deleted:
             head, bodies = back.pop()
             following = _first_number(queue)
@@ -196,8 +169,8 @@ class Feed:
         """The connection has closed, maybe from within a call of the queue's: look at it later."""
         self._unsent = chunks, begun
 
-    def _not_begun(self) -> list[tuple[bytes, bytes]]:
-        """Whole messages that nothing was written of, with the exchange they came from, in order."""
+    def _not_begun(self) -> bytes:
+        """Whole messages that nothing was written of, in order."""
         (chunks, begun), self._unsent = self._unsent, ((), None)
         data = b"".join(chunk for chunk in chunks if not isinstance(chunk, FileRange))
         skip = max(0, len(data) - self._pushed)  # the answer to the lease is not even out
@@ -210,14 +183,7 @@ class Feed:
                 skip = max(skip, len(begun))
             elif not skip:
                 skip = _next_message(begun, written)
-        found: list[tuple[bytes, bytes]] = []
-        start = self._pushed - len(data)  # where the data stands in all that was pushed
-        for end, exchange in (*self._sinks, (self._pushed, self._exchange)):
-            part = data[skip : max(skip, end - start)]
-            skip += len(part)
-            if part:
-                found.append((exchange, part))
-        return found
+        return data[skip:]
 
 
 def _first_number(queue: Queue) -> int:

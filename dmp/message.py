@@ -63,9 +63,8 @@ class Head:
     """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
     ttl_ms: int | None = attrs.field(init=False)
-    frames: dict[int, bytes] = attrs.field(factory=dict, init=False)
-    """AMQP's, and in `envelope` DMP's: what they put before a body."""
     envelope: bytes | None = attrs.field(default=None, init=False)
+    """What DMP puts before a body."""
     record: bytes | None = attrs.field(default=None, init=False)
     """What stands before the body in a queue's log."""
     died: bool = attrs.field(default=False, init=False)
@@ -99,8 +98,9 @@ class Head:
         return sent
 
     def dated(self, now_ms: int) -> "Head":
-        """The head of such messages that come now. Those of a tenth of a second have one head."""
-        came_ms = -(-now_ms // _DATED_MS) * _DATED_MS
+        """The head of such messages that come now. Those of a tenth of a second have one head, with its end:
+        none expires early."""
+        came_ms = (now_ms // _DATED_MS + 1) * _DATED_MS
         head = self._dated
         if head is None or head.came_ms != came_ms:
             head = self._dated = copy(self)

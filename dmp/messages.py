@@ -125,7 +125,7 @@ class Messages(MessageActions[Queue]):
         return int(self._broker.wall_seconds() * 1000)
 
     def death(self, queue: Queue, run: Run, place: int) -> Death[Queue] | None:
-        return self._broker.dead_letters.death(queue, run.head, run.first + place)
+        return self._broker.dead_letters.death(queue, run.head)
 
     async def ready_to_sift(self, queue: Queue) -> None:
         pass

@@ -39,7 +39,6 @@ from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
-from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
@@ -49,6 +48,7 @@ from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
 from shared.queues.waiting import Waiting
+from shared.rates import TokenBucket
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
 
@@ -90,9 +90,6 @@ class QueueContext(Protocol):
 
     def wall_seconds(self) -> float:
         """The wall clock: Unix seconds."""
-
-    def queue_above_warning(self, queue: Queue) -> None:
-        """More messages are ready than the settings find normal."""
 
 
 @attrs.define(eq=False)
@@ -136,22 +133,20 @@ class Queue(RunQueue):
     kind: QueueKind
     _context: QueueContext
     owner: Application | None = None
-    _limited: bool = True  # by the settings, as all queues that clients declare
     capacity: Capacity = attrs.field(init=False)
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
     lives: Lives = attrs.field(init=False)
-    throttle: Throttle | None = attrs.field(init=False)
+    throttle: TokenBucket | None = attrs.field(init=False)
+    """How many messages the queue may give out now (`x-rate`)."""
     once: Once | None = attrs.field(default=None, init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
     lost: bool = attrs.field(default=False, init=False)
     """Some of the queue's messages cannot be read, and nobody has purged it since: it is not called empty."""
-    marked_from: int = attrs.field(default=0, init=False)
-    """Messages below this number are older than the mark of what has died (`topology_table`)."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
@@ -173,16 +168,15 @@ class Queue(RunQueue):
             self.ready = Priorities(arguments.priority_max)
         self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
-        self.capacity = Capacity(self, self._limited)
+        self.capacity = Capacity(self)
         self.later = Later(self, self._context)
         self.lives = Lives(self.row, self._context.timers.now, self.arm, self._expired)
         self.lives.define(arguments.ttl_ms)
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
-        self.throttle = Throttle.asked_for(arguments.rate, self._context.timers.now)
+        self.throttle = None if arguments.rate is None else TokenBucket(arguments.rate)
         self._tries = Tries.asked_for(arguments)
-        self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
 
     def __repr__(self) -> str:
@@ -223,11 +217,7 @@ class Queue(RunQueue):
     # -- in
 
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """A run of messages that need no log. Those of large bodies wait until these are written.
-
-        A run that finds the queue empty, and one consumer that acknowledges nothing, is passed on without
-        being counted here.
-        """
+        """A run of messages that need no log. Those of large bodies wait until these are written."""
         if self.deleted:
             return
         if head.noted.headers is not None:
@@ -235,21 +225,6 @@ class Queue(RunQueue):
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
-        if self.empty:
-            taker: Taker | None = self.takers.feed
-            if taker is None and self.takers.count == 1:
-                (taker,) = self.takers.active
-            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None and self.once is None
-            if taker is not None and taker.no_ack and at_once:
-                try:
-                    count, room_bytes = taker.room()
-                    if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                        self.numbered += len(bodies)
-                        taker.deliver_run(head, bodies)
-                        self._context.counts.delivered += len(bodies)
-                        return
-                except Exception as error:
-                    taker.fail(error)
         self.admit(self.number(head, bodies), None)
 
     def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> Run:
@@ -367,8 +342,6 @@ class Queue(RunQueue):
                 self._context.dead_letter(self, over, "maxlen")
                 if self.lives.some:
                     self.arm()
-        if self.capacity.passes_warning():
-            self._context.queue_above_warning(self)
 
     # -- what is cold
 
@@ -428,7 +401,7 @@ class Queue(RunQueue):
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self.lives.behind):
             if throttle is not None:
-                depth = min(depth, throttle.allowance())
+                depth = min(depth, throttle.allowance(self._context.timers.now()))
             shares = takers.shares(depth) if depth else []
             if not shares:
                 break
@@ -489,7 +462,7 @@ class Queue(RunQueue):
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self.lives.behind:
             return None
         if self.throttle is not None:
-            if not self.throttle.allowance():
+            if self.throttle.allowance(self._context.timers.now()) < 1:
                 return None
             self.throttle.take(1)
         run = self.row.take_run(1)
@@ -684,10 +657,9 @@ class Queue(RunQueue):
         taken once hold from the next start on. Messages that are there keep their time to live.)"""
         self.kind = kind
         self.adopted = False
-        self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
-        self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
+        self.throttle = None if kind.arguments.rate is None else TokenBucket(kind.arguments.rate)
         self.lives.define(kind.arguments.ttl_ms)
         self.arm()
 
@@ -736,8 +708,8 @@ class Queue(RunQueue):
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self.later.count:
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
-        if self.throttle is not None and len(self.row) and self.takers.in_use:
-            deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self.throttle is not None and len(self.row) and self.takers.in_use and self.throttle.wait_seconds:
+            deadline = min(deadline, self._context.timers.now() + self.throttle.wait_seconds)
         if self.once is not None:
             deadline = min(deadline, self._context.timers.now() + self.once.next_seconds)
         if self._goes_on or self._unblocked:

@@ -91,9 +91,6 @@ class Session(SessionBase):
                 return at
         return role.apply(data, at)
 
-    def take_first(self, request: bytes) -> bool:
-        return isinstance(self._role, Sink) and self._role.take_first(request)
-
     @property
     def traffic(self) -> Mapping[str, Any]:
         role = self._role

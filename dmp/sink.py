@@ -1,11 +1,9 @@
 """The writing end of a DMP connection: messages for one exchange, read in bulk.
 
-A read brings thousands of messages. Their sizes are walked over. The bytes of names and flags, as they stand,
-are looked up in `_routes`, so that they are decoded once only. Where two messages in a row go to the same
-queues, those that follow are taken together. They are compared with the second in one call (`uniform`), or
-looked up by their envelopes (`_known`). So a stretch of messages for the same queues is found with a few
-steps, and is one slice of what was read. A queue whose feed stands ready gets that slice as it is. Other
-queues get the messages' bodies, a run with one envelope at a time.
+A read brings thousands of messages. The bytes of names and flags, as they stand, are looked up in `_routes`,
+so that they are decoded once only. Messages that follow with the same envelope are compared in one call
+(`uniform`), and a stretch of messages for the same queues is one slice of what was read. A queue whose feed
+stands ready gets that slice as it is. Other queues get the bodies, a run with one envelope at a time.
 
 A bundle gathers what goes to the same queues (`shared.fanout`). Where two bundles would share a queue its
 order would suffer: then each queue has a bundle of its own.
@@ -55,6 +53,7 @@ from dmp.wire import (
 from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import Route, Routes, piece_of
 from shared.net.session import SessionBase
+from shared.turns import ITEMS
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -63,12 +62,9 @@ if TYPE_CHECKING:
 _ROUTES_MAX = 4096  # names and properties that one connection's routes are kept for
 _HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 # What these take beside their bytes, measured or rounded up: a head has its bytes up to three times.
-_ROUTE_BYTES, _HEAD_BYTES, _KNOWN_BYTES = 400, 800, 160
-_LOOK_EVERY, _LOOK_AT = 16, 2
-"""What follows is compared at the second message of a route in a row, and at each sixteenth after it."""
+_ROUTE_BYTES, _HEAD_BYTES = 400, 800
 PUTS_MAX = 4096
 """Messages put into queues in one stretch, counted once for each queue; slices for feeds do not count."""
-_NO_LIMIT = 1 << 60
 
 
 def _ready_feed(queue: Queue) -> FeedTaker | None:
@@ -96,10 +92,6 @@ class Sink:
     _routes: BudgetedCache[bytes, Route[Queue]] = attrs.field(init=False)
     """Where messages go, by their names and properties."""
     _heads: BudgetedCache[bytes, Head] = attrs.field(init=False)
-    _shape: tuple[int, int] = attrs.field(default=(0, 0), init=False)  # of `_known`: see `_on_route`
-    _layout: struct.Struct = attrs.field(default=struct.Struct(""), init=False)
-    _known: BudgetedCache[bytes, Route[Queue]] = attrs.field(init=False)
-    """Where messages of that shape go, by their envelopes."""
     _slow: dict[Route[Queue], int] = attrs.field(factory=dict, init=False)
     """How many queues of a route have no feed that stands ready, of the stretch under way."""
     _puts: int = attrs.field(default=0, init=False)
@@ -114,7 +106,6 @@ class Sink:
         self._fanout = Routes(caches)
         self._routes = BudgetedCache(caches, _ROUTES_MAX)
         self._heads = BudgetedCache(caches, _HEADS_MAX)
-        self._known = BudgetedCache(caches)
         recorder, source = broker.recorder, self._session.connection.peer.encode()
         if recorder is not None:
             self._track = recorder.track(RECORDED_MESSAGES, name=self._exchange.name, source=source)
@@ -138,27 +129,6 @@ class Sink:
         self._heads.forget()
 
     # A stretch of input.
-
-    def take_first(self, message: bytes) -> bool:
-        """A whole message, where its route is known; `apply` hands it on, with what follows."""
-        if self._broker.generation != self._generation:
-            return False
-        try:
-            key_at = 6 + message[4]
-            length_at = key_at + 2 + message[key_at - 1]
-            route = self._routes.get(message[4:length_at])
-            (length,) = read_u32(message, length_at)
-        except (IndexError, struct.error):
-            return False
-        if route is None or length != len(message) - length_at - LENGTH_BYTES:
-            return False
-        if length > self._broker.settings.message_bytes_max:
-            return False  # the rest of its size is room for names and properties
-        self._add(route, message, 1, len(message) - length)
-        self.sunk += 1
-        if self._track is not None:
-            self._track.record(1, message)
-        return True
 
     def apply(self, data: bytes, at: int) -> int:
         """Apply everything whole. Raises RemoteProtocolError; messages before what is wrong stand."""
@@ -188,126 +158,79 @@ class Sink:
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)
-            session.need(SIZE_BYTES if end is None else end - at, whole=end is not None)
+            session.need(SIZE_BYTES if end is None else end - at)
         return at
 
     def _scan(self, data: bytes, at: int) -> int:
         """Find what goes where; where it stopped. Raises RemoteProtocolError."""
         find_route = self._routes.get
         body_bytes_max = self._broker.settings.message_bytes_max
-        end = len(data)
-        count = overhead = 0
-        start = at
-        last = b""  # names and properties
+        end, start = len(data), at
         current: Route[Queue] | None = None  # of the messages since `start`
-        most = _NO_LIMIT  # of them
-        while at + SIZE_BYTES <= end:
+        count = body_bytes = slow = 0
+        last = b""  # names and properties
+        while at + SIZE_BYTES <= end and self._puts < PUTS_MAX:
             after = at + SIZE_BYTES + read_u32(data, at)[0]
             if after > end:
                 break
             try:
                 key_at = at + 6 + data[at + 4]
-                length_at = key_at + 2 + data[key_at - 1]
-                names = data[at + 4 : length_at]
+                body_at = key_at + 6 + data[key_at - 1]
+                names = data[at + SIZE_BYTES : body_at - LENGTH_BYTES]
                 route = find_route(names)
-                (length,) = read_u32(data, length_at)
-                odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
+                (length,) = read_u32(data, body_at - LENGTH_BYTES)
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
-                odd, route, names = True, None, b""
-            if odd or route is None or route is not current:
-                if current is not None:
-                    self._add(current, piece_of(data, start, at), count, overhead)
-                    current, count, overhead = None, 0, 0
-                if self._puts >= PUTS_MAX:
-                    return at
-                if odd or route is None:
+                route, length, body_at, names = None, 0, 0, b""
+            if length != after - body_at or length > body_bytes_max:
+                route = None
+            if route is None or route is not current:
+                self._add(current, piece_of(data, start, at), count, body_bytes)
+                current, start, count, body_bytes = route, at, 0, 0
+                if route is None:
                     self._taken = at
-                    at = self._odd(data, at, after)
+                    at = start = self._odd(data, at, after)
+                    if self._session.turn.over(ITEMS):  # a key seen for the first time may take milliseconds
+                        self._session.yield_turn()
+                        break
                     continue
-                current, start = route, at
-                most = self._most(route)
-            count += 1
-            stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
-            overhead += head_bytes
-            if count % _LOOK_EVERY == _LOOK_AT and (
-                names == last or data.startswith(data[at : at + 4], after)
-            ):
-                if names == last:
-                    same = min(uniform(data, at, stride, head_bytes), most - count + 1)
-                else:
-                    same = self._on_route(route, data, at, stride, head_bytes, most - count + 1)
-                count += same - 1
-                overhead += (same - 1) * head_bytes
-                after = at + same * stride
+                slow = self._slow_of(route)
+            same = 1 if names != last else self._alike(slow, data, at, after, body_at)
             last = names
-            at = after
-            if count >= most:
-                self._add(route, piece_of(data, start, at), count, overhead)
-                current, count, overhead = None, 0, 0
-        if current is not None:
-            self._add(current, piece_of(data, start, at), count, overhead)
+            count += same
+            body_bytes += same * length
+            self._puts += same * slow
+            at += same * (after - at)
+        self._add(current, piece_of(data, start, at), count, body_bytes)
         return at
 
-    def _on_route(
-        self, route: Route[Queue], data: bytes, at: int, stride: int, head_bytes: int, most: int
-    ) -> int:
-        """How many whole messages from `at` on, `most` at most, go there and are sized as the first of them.
-        That is `stride` bytes, of which `head_bytes` are its envelope.
-
-        Fast path beside the steps of `_scan`, for names that go round. `brokers bench dmp --names 1000`:
-        0.46 us of the server's processor a message in place of 0.85.
-        """
-        if self._shape != (stride, head_bytes):
-            self._known.forget()
-            self._shape = stride, head_bytes
-            self._layout = struct.Struct(f"{head_bytes}s{stride - head_bytes}x")
-        find_known = self._known.get
-        most = min((len(data) - at) // stride, most)
-        same = 0
-        for (head,) in self._layout.iter_unpack(memoryview(data)[at : at + most * stride]):
-            found = find_known(head)
-            if (self._learn(head) if found is None else found) is not route:
-                break
-            same += 1
-        return same
-
-    def _learn(self, head: bytes) -> Route[Queue] | None:
-        """The route of messages of the shape with this envelope; None where it is none, or not known.
-
-        Names that have a route are whole, wherever they stand, and so the body's length follows them.
-        """
-        stride, head_bytes = self._shape
-        route = self._routes.get(head[SIZE_BYTES:-LENGTH_BYTES])
-        length_at = head_bytes - LENGTH_BYTES
-        if route is None or read_u32(head)[0] != stride - SIZE_BYTES:
-            return None
-        if read_u32(head, length_at)[0] != stride - head_bytes:
-            return None
-        size = _KNOWN_BYTES + head_bytes
-        if self._known.has_room(size):
-            self._known.keep(head, route, size)
-        return route
-
-    def _most(self, route: Route[Queue]) -> int:
-        """How many messages may go there before others should have a turn?"""
+    def _slow_of(self, route: Route[Queue]) -> int:
+        """How many of its queues have no feed that stands ready."""
         slow = self._slow.get(route)
         if slow is None:
-            queues = _members(route)
-            slow = self._slow[route] = sum([_ready_feed(queue) is None for queue in queues])
-        return max(0, PUTS_MAX - self._puts) // slow + 1 if slow else _NO_LIMIT
+            slow = self._slow[route] = sum([_ready_feed(queue) is None for queue in _members(route)])
+        return slow
 
-    def _add(self, route: Route[Queue], piece: bytes | memoryview, count: int, overhead: int) -> None:
-        """Add a piece of `count` messages, of which `overhead` bytes are envelopes."""
+    def _alike(self, slow: int, data: bytes, at: int, after: int, body_at: int) -> int:
+        """How many messages, of the one in [at, after) and those that follow, have its envelope: as many as
+        may be put into so many queues before others should have a turn."""
+        same = uniform(data, at, after - at, body_at - at)
+        return min(same, max(PUTS_MAX - self._puts, 0) // slow + 1) if slow else same
+
+    def _add(
+        self, route: Route[Queue] | None, piece: bytes | memoryview, count: int, body_bytes: int
+    ) -> None:
+        """Add a piece of `count` messages, of which `body_bytes` are their bodies."""
+        if route is None:
+            return
         if self._broker.observers:
             self._show(_members(route), bytes(piece))
         counts = self._broker.counts
         counts.published += count
-        counts.published_bytes += len(piece) - overhead
+        counts.published_bytes += body_bytes
         counts.sunk += count
         if not route.fan:
             counts.unroutable += count
         self._fanout.put(route, piece, count)
-        self._puts += self._slow.get(route, route.fan) * count
 
     def _show(self, queues: Sequence[Queue], piece: bytes) -> None:
         """Show messages to those who trace."""
@@ -326,24 +249,21 @@ class Sink:
         parts = layout_untrusted(data, at, after, self._broker.settings.message_bytes_max)
         names = data[at + SIZE_BYTES : parts.properties_end]
         route = self._routes.get(names) or self._route(names, parts)
-        most = self._most(route)
-        before = data[at : parts.body_at]
-        stride, stop, count = after - at, after, 1
-        while count < most and data.startswith(before, stop) and stop + stride <= len(data):
-            stop += stride
-            count += 1
-        if parts.options or names not in self._routes:
-            self._deliver()
-            self._taken = stop  # counted, and so recorded, whatever the store says
-            bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
-            self._publish_optional(route, before, parts, bodies)
-        else:
-            self._add(route, piece_of(data, at, stop), count, count * len(before))
+        stride, body_bytes = after - at, after - parts.body_at
+        count = self._alike(route.fan or 1, data, at, after, parts.body_at)
+        self._puts += count * (route.fan or 1)
+        stop = at + count * stride
+        if names in self._routes and not parts.options:
+            self._add(route, piece_of(data, at, stop), count, count * body_bytes)
+            return stop
+        self._deliver()
+        self._taken = stop  # counted, and so recorded, whatever the store says
+        bodies = [data[end - body_bytes : end] for end in range(after, stop + 1, stride)]
+        self._publish_optional(route, data[at : parts.body_at], parts, bodies)
         return stop
 
     def _deliver(self) -> None:
         """Hand on what was gathered. Raises RemoteProtocolError if the store takes no writes."""
-        name = self._exchange.name
         failed: StoreError | None = None
         for queues, chunk, count in self._fanout.gathered():
             others: list[Queue] = []
@@ -356,7 +276,7 @@ class Sink:
                 queue.numbered += count
                 self._broker.counts.delivered += count
                 try:
-                    feed.deliver_whole(chunk, count, name)
+                    feed.deliver_whole(chunk, count)
                 except Exception as error:
                     feed.fail(error)
             if others:
@@ -380,7 +300,6 @@ class Sink:
         counts.sunk += count
         for observe in broker.observers:
             observe(self._exchange.name, head, queues, bodies)
-        self._puts += count * max(1, len(queues))
         try:
             if not queues:
                 counts.unroutable += count
@@ -424,7 +343,7 @@ class Sink:
         epoch = self._fanout.epoch
         route = self._fanout.of(queues)
         if self._fanout.epoch != epoch:  # a queue is in two sets: from now on each is for itself
-            self._forget_known()
+            self._routes.forget()
         self._routes.keep(names, route, size)
         return route
 
@@ -449,13 +368,9 @@ class Sink:
 
     def _forget_routes(self) -> None:
         """What was gathered is still delivered: in the order in which it came."""
-        self._forget_known()
-        self._fanout.forget()
-
-    def _forget_known(self) -> None:
         self._routes.forget()
-        self._known.forget()
         self._slow.clear()
+        self._fanout.forget()
 
 
 def _members(route: Route[Queue]) -> list[Queue]:

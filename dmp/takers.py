@@ -13,7 +13,6 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from dmp.message import Head
 from dmp.row import Row
 from shared.queues.runs import Run
 
@@ -24,8 +23,8 @@ _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
 class Taker(Protocol):
     """A consumer of a channel, or a feed.
 
-    `deliver` and `deliver_run` must not call back into the queue. An error that any of these raises is a bug
-    of the taker's connection and ends that: the queue dispatches on somebody else's time.
+    `deliver` must not call back into the queue. An error that any of these raises is a bug of the taker's
+    connection and ends that: the queue dispatches on somebody else's time.
     """
 
     no_ack: bool
@@ -42,9 +41,6 @@ class Taker(Protocol):
     def deliver(self, runs: list[Run]) -> None:
         """Get messages, at most as many as there is room for."""
 
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """Get a run of messages that was never queued; only where `no_ack`."""
-
     def cancelled(self) -> None:
         """The queue is gone."""
 
@@ -56,8 +52,8 @@ class Taker(Protocol):
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
-    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
-        """Get `count` messages that came by a sink, in the bytes that came; `exchange`: the sink's."""
+    def deliver_whole(self, chunk: bytes | memoryview, count: int) -> None:
+        """Get `count` messages that came by a sink, in the bytes that came."""
 
 
 Share: TypeAlias = tuple[Taker, list[Run], int, int]

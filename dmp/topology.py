@@ -64,9 +64,6 @@ TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
 trie."""
 HEADERS_BYTES = 20
 """Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
-ANY_HEADER_BYTES = 30
-"""What each byte takes besides where any one header is enough, and the binding stands under each. In all 57
-were measured, with the shortest of arguments and two bindings under each."""
 
 
 _End = tuple[bytes, bool]  # a name, and whether it is an exchange's
@@ -285,7 +282,7 @@ class Topology:
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
         check(self._names, _queue_bytes(name, kind), user=user)
-        queue = Queue(name, kind, broker, limited=False)
+        queue = Queue(name, kind, broker)
         broker.reply_queues[name] = queue
         self._count_queue(queue, user)
         return queue
@@ -314,7 +311,7 @@ class Topology:
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""
-        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused, queue.marked_from)
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
         return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -608,7 +605,6 @@ class Topology:
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
-        queue.marked_from = saved.marked_from
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
@@ -636,10 +632,6 @@ class Topology:
         room = max(memory.hot_bytes - memory.total_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies, queue.later)
         queue.recovered(messages, following, lost=lost or bool(damaged))
-        if queue.marked_from < 0:
-            queue.marked_from = following
-            if broker.store.read_only is None:
-                self._save(queue)
         if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
@@ -746,8 +738,6 @@ def _binding_bytes(exchange: Exchange, binding: Binding) -> int:
         size = TOPIC_BYTES + TOPIC_KEY_BYTES * key + WILD_WORD_BYTES * words + arguments
     elif exchange.kind.type == "headers":
         size += HEADERS_BYTES * arguments
-        if b"any" in binding.arguments:  # or something else is called so
-            size += ANY_HEADER_BYTES * arguments
     if exchange.kind.durable:
         names = len(binding.source) + len(binding.destination)
         size += DURABLE_BYTES + DURABLE_KEY_BYTES * (names + key + arguments)

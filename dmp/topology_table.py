@@ -24,9 +24,9 @@ from shared.storage.table import Table
 TABLES = "dmp-tables"  # where its log stands
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
 _ADOPTED, _LOST, _PAUSED = 8, 16, 32
-_MARKED = 64  # a number follows
+_NUMBERED = 64  # a number follows, in rows of versions before
 _CHANGED = 128  # a second table is behind the first
-_NUMBER, _SIZE = struct.Struct(">Q"), struct.Struct(">I")
+_NUMBER_BYTES, _SIZE = 8, struct.Struct(">I")
 
 Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
 
@@ -34,15 +34,13 @@ Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and 
 @attrs.frozen
 class SavedQueue:
     """A queue's row. `adopted`: its definition was lost, and nobody has declared it since. `lost`: its
-    messages were, and nobody has purged it since. `marked_from`: from this number on a message that has died
-    says so in its record (`queue_records`); -1: nobody has noted that, and none does yet."""
+    messages were, and nobody has purged it since."""
 
     name: bytes
     kind: QueueKind
     adopted: bool = False
     lost: bool = False
     paused: bool = False
-    marked_from: int = 0
 
 
 @attrs.frozen
@@ -78,8 +76,7 @@ class TopologyTable:
         elif kind == b"q":
             rest.decode()  # or it names no log
             adopted, lost, paused = (bool(value[0] & flag) for flag in (_ADOPTED, _LOST, _PAUSED))
-            marked_from = _NUMBER.unpack_from(value, 1)[0] if value[0] & _MARKED else -1
-            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused, marked_from))
+            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused))
         else:
             binding = _binding(rest)
             if binding.source == DEFAULT:
@@ -100,13 +97,10 @@ class TopologyTable:
         kind = queue.kind
         flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted
         flags += _LOST * queue.lost + _PAUSED * queue.paused
-        marked = b""
-        if queue.marked_from >= 0:
-            flags, marked = flags + _MARKED, _NUMBER.pack(queue.marked_from)
         changes = b""
         if kind.changes != EMPTY_TABLE:
             flags, changes = flags + _CHANGED, kind.changes
-        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + marked + kind.table + changes)
+        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table + changes)
 
     def put_queue(self, queue: SavedQueue) -> Ticket:
         return self._append([self.queue_row(queue)])
@@ -155,7 +149,7 @@ def _exchange_kind(value: bytes) -> ExchangeKind:
 
 
 def _queue_kind(value: bytes) -> QueueKind:
-    table, changes = value[1 + _NUMBER.size * bool(value[0] & _MARKED) :], EMPTY_TABLE
+    table, changes = value[1 + _NUMBER_BYTES * bool(value[0] & _NUMBERED) :], EMPTY_TABLE
     if value[0] & _CHANGED:
         size = _SIZE.size + _SIZE.unpack_from(table)[0]
         table, changes = table[:size], table[size:]

@@ -217,23 +217,14 @@ def size_max_of(body_bytes_max: int) -> int:
     return NAMES_BYTES + PROPERTIES_BYTES_MAX + LENGTH_BYTES + body_bytes_max
 
 
-WALKED_MAX = 128
-"""Up to so many messages are walked one by one (0.07 us each): by columns takes longer (0.2 us for each byte
-of their envelope)."""
-
-
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
     """How many whole messages from `at` on have the same envelope as the one there, and so its size `stride`.
 
     Lengths stand in the last columns: where messages differ they show it first.
     """
-    head = data[at : at + head_bytes]
-    after, last = at + stride, len(data) - stride
-    if last - at > WALKED_MAX * stride and data.startswith(head, after):
-        return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
-    while after <= last and data.startswith(head, after):
-        after += stride
-    return (after - at) // stride
+    if not data.startswith(data[at : at + head_bytes], at + stride):
+        return 1
+    return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
 
 
 def runs(data: bytes, most: float = math.inf) -> Iterator[tuple[bytes, list[bytes]]]:

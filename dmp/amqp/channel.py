@@ -29,15 +29,14 @@ from dmp.amqp.wire import (
     FRAME_END,
     FRAME_HEAD,
     HEADER,
-    KEPT_BYTES_MAX,
     METHOD,
     PUBLISH,
     ack_frame,
+    content_head,
     content_header,
     deliver_before,
     deliver_between,
     encode,
-    kept_content_head,
     nack_frame,
     return_frame,
     split,
@@ -54,7 +53,7 @@ from shared.net.session import SessionBase
 from shared.queues import unacked
 from shared.queues.runs import Run
 from shared.queues.unacked import Unacked
-from shared.turns import ITEMS, batched, taken_out
+from shared.turns import ITEMS, taken_out
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
 
 PY_AMQP = "py-amqp"  # the product whose prefetch is always the channel's
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
+_HEAD_BYTES_MAX = 2048  # longer ones are made each time: kept, they would cost memory for each message
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
 _HEAD_BYTES = 800
 _NO_LIMIT = 1 << 30
@@ -334,57 +334,39 @@ class AmqpChannels:
             return at
         self.current, self.index = channel, _ACK_INDEX
         end, frame_end = len(data), FRAME_END[0]
-        unacked, settled = channel.unacked, self._settled
-        first = stop = 0  # tags that follow each other in a run, acknowledged one by one and not taken yet
+        first = stop = 0  # tags that follow each other, acknowledged one by one and not taken yet
         while at + ACK_FRAME_BYTES <= end and data.startswith(beginning, at):
             tag, multiple, last = _ack_fields(data, at + _ACK_BEGINNING)
             if last != frame_end:
                 break
+            if tag != stop or multiple & 1:
+                self._settle_each(channel, first, stop, at)
+                first = stop = tag
             at = self.at = at + ACK_FRAME_BYTES
-            delivery = None if multiple & 1 else unacked.runs.get(tag)
-            is_whole = delivery is not None and len(delivery[0]) == 1
-            if first != stop and (multiple & 1 or is_whole or tag != stop):
-                self._settle_each(channel, first, stop, at - ACK_FRAME_BYTES)
-                first = stop = 0
             if multiple & 1:
                 self.settle(channel, channel.take_unacked(tag, True))
-            elif delivery is not None and is_whole:
-                _, holder, run = delivery
-                del unacked.runs[tag]
-                unacked.count -= 1
-                holder.unacked -= 1
-                runs = settled.get(holder.queue)
-                if runs is None:
-                    settled[holder.queue] = [run]
-                else:
-                    runs.append(run)
+                first = stop = 0
             else:
-                if first == stop:
-                    first = tag
-                stop = tag + 1
-        if first != stop:
-            self._settle_each(channel, first, stop, at)
-        self._made_room(channel)
+                stop += 1
+        self._settle_each(channel, first, stop, at)
         return at
 
     def _settle_each(self, channel: Channel, first: int, stop: int, at: int) -> None:
         """The tags from `first` to `stop` are acknowledged, each by a frame of its own; these end at `at`.
         Raises Refusal for the first that is unknown, with `self.at` behind its frame."""
-        unacked = channel.unacked
-        found = unacked.take(range(first, stop)) if stop - first > 1 else None
-        unknown = None
+        found = channel.unacked.take(range(first, stop))
         if found is None:
             found = []
             for tag in range(first, stop):
-                delivery = unacked.take_one(tag)
+                delivery = channel.unacked.take_one(tag)
                 if delivery is None:
-                    unknown, self.at = tag, at - (stop - tag - 1) * ACK_FRAME_BYTES
-                    break
+                    self.at = at - (stop - tag - 1) * ACK_FRAME_BYTES
+                    forget_unacked(found)
+                    self.settle(channel, found)
+                    raise _unknown(tag)
                 found.append(delivery)
         forget_unacked(found)
         self.settle(channel, found)
-        if unknown is not None:
-            raise _unknown(unknown)
 
     def settle(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
         """The deliveries are acknowledged. Their queues hear of it at the end of the stretch."""
@@ -442,35 +424,6 @@ class AmqpChannels:
             elif not queue.deleted:
                 queue.dispatch()
             yield
-
-    def deliver_again(self, channel: Channel) -> None:
-        """Deliver all that is unacknowledged again to the consumers that had it, the oldest first, or return
-        it where a consumer has ended. Until then the queues deliver nothing else."""
-        queues = _stopped(channel.unacked)
-        self._in_turns(self._each_again(channel, queues))
-
-    def _each_again(self, channel: Channel, queues: dict[Queue, None]) -> Iterator[None]:
-        back: deque[Delivery] = deque()
-        for firsts in batched(sorted(channel.unacked.runs)):
-            batch: list[Delivery] = []
-            for first in firsts:
-                delivery = channel.unacked.runs.get(first)
-                if delivery is not None:  # else the channel has ended, and all it had goes to the queues
-                    batch += channel.unacked.take(delivery[0]) or ()
-            again: dict[Consumer, list[Run]] = {}
-            forget_unacked(batch)
-            for delivery in batch:
-                _, holder, run = delivery
-                if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                    run.tries += 1
-                    again.setdefault(holder, []).append(run)
-                else:
-                    back.append(delivery)
-            for consumer, runs in again.items():
-                consumer.deliver(runs)
-            yield
-        channel.crowded = False
-        yield from self._each_back(channel, back, queues, Queue.requeue)
 
     def _in_turns(self, steps: Iterator[None]) -> None:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
@@ -672,7 +625,7 @@ class Channel:
             mux.reply(method + content_header(number, head.body_bytes, head.properties))
             mux.replies.reply(self.body_frames(body))
         else:
-            before = kept_content_head(number, head, payload_max)
+            before = content_head(number, head.body_bytes, head.properties, payload_max)
             mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
@@ -892,23 +845,6 @@ class Consumer:
             count = min(count, self.prefetch - self.unacked)
         return max(count, 0), room_bytes
 
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        if head is not self._head:
-            self._begin(head)
-        channel = self.channel
-        if head.body_bytes > channel.mux.payload_max:
-            bodies = [split(channel.number, body, channel.mux.payload_max) for body in bodies]
-        between, end_before = self._between, self._end_before
-        parts = [self._before]
-        tag = channel.delivered
-        for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
-            parts += (tag_bytes(tag), between, body, end_before)
-        channel.delivered = tag
-        self.delivered += len(bodies)
-        channel.served(self)
-        parts[-1] = FRAME_END
-        channel.mux.connection.write(b"".join(parts))
-
     def deliver(self, runs: list[Run]) -> None:
         channel = self.channel
         connection = channel.mux.connection
@@ -966,10 +902,8 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX and self._heads.admit():
+            if len(between) <= _HEAD_BYTES_MAX:
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
-        else:
-            self._heads.unused = 0
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before

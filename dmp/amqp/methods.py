@@ -459,13 +459,8 @@ def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Rejec
 
 @handles(commands.Basic.Recover, commands.Basic.RecoverAsync)
 def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync) -> None:
-    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it, behind the
-    answers that wait for the disk."""
-    if channel.mux.replies.pending and not method.requeue:
-        raise NotYet(channel.mux.replies.when_empty)
+    """All that is unacknowledged goes back to its queue, which delivers it again; also where the client asks
+    for the same consumer, which RabbitMQ refuses."""
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
-    if method.requeue:
-        channel.mux.give_back(channel, channel.take_unacked(0, True), requeue=True)
-    else:
-        channel.mux.deliver_again(channel)
+    channel.mux.give_back(channel, channel.take_unacked(0, True), requeue=True)

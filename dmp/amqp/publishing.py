@@ -52,16 +52,12 @@ _SIZE = struct.Struct(">I").unpack_from
 @attrs.define(eq=False, repr=False)
 class PublishTemplate:
     """What the bytes before a body mean. `queues` is right while `generation` is the broker's, and so are
-    `rejecting`: those of them that refuse what they have no room for.
-
-    `usually_followed_by`: what came behind it the last time, and so may again.
-    """
+    `rejecting`: those of them that refuse what they have no room for."""
 
     bytes: bytes
     channel: Channel
     content: Content
     head: Head
-    usually_followed_by: PublishTemplate | None = None
     generation: int = -1
     run_max: int = _RUN_MAX
     queues: Sequence[Queue] = ()
@@ -71,20 +67,18 @@ class PublishTemplate:
 class Publishing:
     """What one connection publishes, and the routes that are remembered."""
 
-    __slots__ = ("_last", "_mux", "_templates", "_tracks")
+    __slots__ = ("_mux", "_templates", "_tracks")
 
     def __init__(self, mux: AmqpChannels) -> None:
         self._mux = mux
         self._templates: BudgetedCache[bytes, PublishTemplate] = BudgetedCache(
             mux.broker.accounts.caches, _TEMPLATES_MAX
         )
-        self._last: PublishTemplate | None = None
         self._tracks: dict[bytes, Track] = {}  # of the recording, by exchange
 
     def forget(self) -> None:
         """A channel has ended, and some templates may be its."""
         self._templates.forget()
-        self._last = None
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as there are templates for it; returns where it stopped.
@@ -92,22 +86,12 @@ class Publishing:
         Raises Refusal, with `mux.at` and `mux.current` at the run that is refused.
         """
         end, mux = len(data), self._mux
-        before, session = self._last, mux.session
+        session = mux.session
         while at < end and not session.stopped:
-            template = None if before is None else before.usually_followed_by
-            if template is None or not data.startswith(template.bytes, at):
-                head_end = _head_end(data, at, end)
-                if not head_end:
-                    break
-                template = self._templates.get(data[at:head_end])
-                if template is None:
-                    break
-                self._templates.unused = 0
-                if before is not None:
-                    before.usually_followed_by = template
-            if template.channel.state is not ChannelState.OPEN:
+            head_end = _head_end(data, at, end)
+            template = self._templates.get(data[at:head_end]) if head_end else None
+            if template is None or template.channel.state is not ChannelState.OPEN:
                 break
-            before = self._last = template
             head_bytes = template.bytes
             length, body_bytes = len(head_bytes), template.head.body_bytes
             bodies: list[bytes] = []
@@ -134,8 +118,6 @@ class Publishing:
         head.payer = self._mux.payer
         template = PublishTemplate(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
-            return template
-        if not self._templates.admit():
             return template
         number, payload_max = channel.number, channel.mux.payload_max
         method = publish_frame(
@@ -226,9 +208,7 @@ class Publishing:
         if user is not None and user != self._mux.owner.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         template.queues = broker.route(content.exchange, head)
-        template.rejecting = [
-            queue for queue in template.queues if queue.capacity.capped and queue.kind.arguments.rejects
-        ]
+        template.rejecting = [queue for queue in template.queues if queue.capacity.capped]
         template.generation = broker.generation
         template.run_max = max(1, _RUN_MAX // (len(template.queues) or 1))
 

@@ -13,7 +13,7 @@ from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from dmp.shown_properties import read as properties_of
 from shared.errors import BrokerError, StoreError
-from shared.objects import SHOWN_BYTES_MAX, BadArgument, ObjectMissing
+from shared.objects import SHOWN_BYTES_MAX, BadArgument
 from tests.dmp.world import PERSISTENT, Taker, World, ready
 
 DEAD = {"dead_letter_exchange": b"", "dead_letter_key": b"dead"}
@@ -258,23 +258,3 @@ async def test_every_gauge_is_read_where_there_are_queues(world: World) -> None:
     found = {gauge.name: gauge.read(world.broker) for gauge in GAUGES}
     names = ("messages_ready", "messages_unacked", "messages_delayed")
     assert [found[name] for name in names] == [1, 1, 1]
-
-
-async def test_a_queue_that_is_deleted_while_a_change_looks_at_it_stays_deleted(world: World) -> None:
-    queue = world.queue(durable=True)
-    for number in range(200):
-        head = {"properties": {"headers": {"n": number}}}
-        world.publish(b"", b"q", b"x", properties=properties_of(head, persistent=True))
-    world.settle()
-    world.clock.step = 1.0  # each look ends a turn
-
-    async def delete() -> None:
-        world.topology.delete_queue(queue)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(delete)
-        with pytest.raises(ObjectMissing):
-            await call(world, queue, "change", **{"x-max-length-bytes": 1})
-    world.clock.step = 0.0
-    world.settle()
-    assert b"q" not in (await world.again()).broker.queues

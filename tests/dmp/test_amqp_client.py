@@ -143,38 +143,6 @@ async def test_a_consumer_that_is_given_up_while_it_begins_leaves_no_channel(
                     raise AssertionError("it has no bound")
 
 
-async def test_what_is_not_acknowledged_goes_back_when_the_consumer_ends(server: Served) -> None:
-    async with open_amqp(port=server.port) as client:
-        await client.declare_queue("back")
-        for body in (b"one", b"two", b"three"):
-            await client.publish("back", body)
-        async with client.consume("back", prefetch=1) as deliveries:
-            first = await anext(deliveries)
-            assert (first.body, first.redelivered) == (b"one", False)
-            await first.nack()
-            again = await anext(deliveries)
-            assert (again.body, again.redelivered) == (b"one", True)
-            await again.ack()
-            assert (await anext(deliveries)).body == b"two"
-        async with client.consume("back") as deliveries:
-            assert await bodies(deliveries, 2) == [b"two", b"three"]
-        await client.delete_queue("back")
-
-
-async def test_a_refusal_costs_its_channel_and_the_client_goes_on(server: Served) -> None:
-    async with open_amqp(port=server.port) as client:
-        with pytest.raises(NotThere):
-            await client.publish("x", b"", exchange="no such exchange")
-        with pytest.raises(NotThere):
-            async with client.consume("no such queue"):
-                raise AssertionError("there is none")
-        queue = await client.declare_queue(exclusive=True, durable=False)
-        with pytest.raises(Refused, match="PRECONDITION_FAILED"):
-            await client.declare_queue(queue, exclusive=True, durable=True)
-        await client.publish(queue, b"still here")
-        assert await client.purge(queue) == 1
-
-
 async def test_a_consumer_hears_that_its_queue_was_deleted(server: Served) -> None:
     async with open_amqp(port=server.port) as client:
         await client.declare_queue("doomed")

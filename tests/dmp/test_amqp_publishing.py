@@ -6,45 +6,10 @@ from pamqp import commands
 from dmp.amqp.content import BEGUN_BYTES
 from dmp.amqp.wire import encode
 from dmp.properties import NO_PROPERTIES
-from dmp.settings import DmpSettings
-from tests.dmp.amqp_peer import Peer, closed, opened, publish
+from tests.dmp.amqp_peer import Peer, closed, publish
 from tests.dmp.world import PERSISTENT, World, ready
 
 C = commands
-
-
-async def test_full_memory_holds_publishers_back_and_not_consumers() -> None:
-    world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
-    producer = Peer(world).login(capabilities={"connection.blocked": True})
-    producer.ask(C.Queue.Declare(0, "q"))
-    for _ in range(12):
-        producer.publish("", "q", bytes(100_000))
-    assert not producer.connection.reading
-    assert producer.names() == ["Connection.Blocked"]
-    assert len(world.broker.queues[b"q"].row.ready) == 11
-    taker = Peer(world).login()
-    for _ in range(3):
-        taker.ask_get("q")
-    producer.connection.now = world.clock.now
-    producer.pump()
-    assert producer.names() == ["Connection.Unblocked"]
-    assert producer.connection.reading
-    assert len(world.broker.queues[b"q"].row.ready) == 9
-
-
-async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
-    world, peer = await opened(DmpSettings(memory_bytes_max=1 << 20))
-    peer.ask(C.Queue.Declare(0, "q"))
-    peer.publish("", "q", b"first")
-    peer.say(C.Basic.Get(0, "q"))
-    peer.ask(C.Confirm.Select())
-    for _ in range(12):
-        peer.publish("", "q", bytes(100_000))
-    names = peer.names()
-    assert names.count("Basic.Nack") == 1
-    assert peer.connection.reading
-    peer.method(C.Basic.Ack(1))
-    assert world.broker.queues[b"q"].held == 0
 
 
 async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: World, peer: Peer) -> None:

@@ -139,16 +139,16 @@ async def test_a_channel_that_is_full_gives_nothing_to_who_does_not_acknowledge(
     assert bodies(peer.say(C.Basic.Ack(1))) == [b"1", b"2"]
 
 
-async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, peer: Peer) -> None:
+async def test_recover_gives_back_to_the_queue(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"1", b"2")
     peer.frames()
-    frames = peer.say(C.Basic.Recover(False))
-    assert [f.delivery_tag for _, f in frames if f.name == "Basic.Deliver" and f.redelivered] == [3, 4]
-    frames = peer.say(C.Basic.Recover(True))
-    assert frames[0][1].name == "Basic.RecoverOk"
-    assert bodies(frames) == [b"1", b"2"]
+    for requeue, tags in ((False, [3, 4]), (True, [5, 6])):
+        frames = peer.say(C.Basic.Recover(requeue))
+        assert frames[0][1].name == "Basic.RecoverOk"
+        assert bodies(frames) == [b"1", b"2"]
+        assert [f.delivery_tag for _, f in frames if f.name == "Basic.Deliver" and f.redelivered] == tags
     assert world.broker.queues[b"q"].held == 2
 
 

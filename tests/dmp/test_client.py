@@ -60,30 +60,6 @@ async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> 
             await feed.batch()
 
 
-async def test_a_feed_comes_back_declared_and_bound_as_it_was(server: Served) -> None:
-    async with (
-        dmp.open_feed([("amq.topic", "back.#")], port=server.port, retry_seconds=30) as feed,
-        dmp.open_sink("amq.topic", port=server.port) as sink,
-    ):
-        await sink.send("back.1", b"1")
-        assert [m.body for m in await within(feed, 1)] == [b"1"]
-        broker, first = server.broker, feed.queue
-        server.token.run_sync_soon(lambda: broker.topology.delete_unused(broker.queues[first.encode()]))
-        came = trio.Event()
-
-        async def read() -> None:
-            while feed.queue == first:  # what the first queue still had comes before
-                assert {m.body for m in await feed.batch()} == {b"2"}
-            came.set()
-
-        with trio.fail_after(PATIENCE_SECONDS):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                while not came.is_set():  # nobody tells a sink when a queue is bound
-                    await sink.send("back.2", b"2")
-                    await trio.sleep(0.01)
-
-
 @pytest.mark.parametrize(("opens", "kind"), [(partial(dmp.open_sink, "x"), "DMP"), (open_amqp, "AMQP")])
 @pytest.mark.parametrize(
     ("said", "why"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"), (b"", "")]

@@ -92,25 +92,12 @@ def test_the_mark_of_a_death_is_in_the_record_and_not_on_the_wire() -> None:
         assert queue_records.put(found.head, found.bodies, found.first) == record
 
 
-async def test_letters_of_a_version_without_marks_go_back_where_they_can_have_come_from(world: World) -> None:
-    dying(world)
-    world.queue(b"theirs", durable=True)
-    dead = world.queue(b"dead", durable=True)
-    world.publish(b"", b"dead", b"letter", properties=marked_up("q"))
-    world.publish(b"", b"dead", b"made up", properties=marked_up("theirs"))
-    table = world.broker.topology_table.table
-    table.put(b"qdead", b"\0" + dead.kind.table)  # the row, as it was then
+async def test_rows_of_a_version_that_numbered_marks_are_read(world: World) -> None:
+    queue = world.queue(b"dead", durable=True)
+    world.broker.topology_table.table.put(b"qdead", b"\x60" + bytes(7) + b"\x02" + queue.kind.table)
     world.settle()
-    for number in range(2):  # the first start notes how far these go
-        world = await world.again()
-        dead = world.broker.queues[b"dead"]
-        world.publish(b"", b"dead", b"new %d" % number, properties=marked_up("q"))
-        world.settle()
-    assert dead.marked_from == 2
-    assert await call(world, dead, "redrive") == {"moved": 1, "left": 3}
-    assert ready(world.broker.queues[b"q"]) == [b"letter"]
-    (saved,) = [each for each in world.broker.topology_table.load().queues if each.name == b"dead"]
-    assert saved == SavedQueue(b"dead", dead.kind, marked_from=2)
+    (saved,) = (await world.again()).broker.topology_table.load().queues
+    assert saved == SavedQueue(b"dead", queue.kind, paused=True)
 
 
 ODD = {

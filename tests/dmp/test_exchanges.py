@@ -10,7 +10,7 @@ from pamqp import commands, encode
 
 from dmp.data_types import joined_tables
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import Exchange, HeaderMatch, HeadersIndex
+from dmp.exchanges import Exchange
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings
@@ -120,9 +120,9 @@ async def test_the_alternate_exchange_gets_what_nobody_wants(world: World) -> No
 def test_headers_fit_a_binding_by_all_or_any_of_its_arguments(
     arguments: dict[str, Any], headers: dict[str, Any], fits: bool
 ) -> None:
-    index, leads_to = HeadersIndex(), Exchange(b"", ExchangeKind("fanout"))
-    index.add(b"", leads_to, HeaderMatch(arguments))
-    assert list(index.match(having(headers))) == [leads_to] * fits
+    exchange, leads_to = (Exchange(b"e", ExchangeKind(type_)) for type_ in ("headers", "fanout"))
+    exchange.add(Binding(b"e", b"to", True, b"", b""), leads_to, arguments)
+    assert list(exchange.match(having(headers))) == [leads_to] * fits
     assert fit(arguments, headers) is fits
 
 

@@ -162,7 +162,6 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     gone = -(-cut // size)
     assert ready(queue) == names(gone, 10)
     assert not any(message.tries for message in singles(queue))
-    assert {message.head.exchange for message in singles(queue)} == {b"quotes"}
     assert world.broker.counts.delivered == gone
     again = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"new")
@@ -300,26 +299,6 @@ async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_
     sent(feed, cut)
     feed.close()
     assert ready(queue) == given[-(-cut // len(packed(given[0]))) :]
-
-
-async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
-    world: World, app: Application
-) -> None:
-    app.exchange(b"orders")
-    queue = app.queue(b"mine", b"quotes")
-    world.topology.bind(b"orders", queue, b"#")
-    feed = app.feed(b"mine")
-    sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
-    given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
-    for number, name in enumerate(given):
-        sinks[name].say(packed(b"%d" % number))
-    size = len(packed(b"0"))
-    sent(feed, size * 2)
-    sinks[b"quotes"].say(packed(b"6"))
-    feed.close()
-    assert [(message.bodies[0], message.head.exchange) for message in singles(queue)] == [
-        (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
-    ]
 
 
 async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Application) -> None:

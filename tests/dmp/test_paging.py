@@ -8,6 +8,7 @@ from pamqp import commands, encode
 
 from dmp import queue_log, row
 from dmp.declarations import QueueArguments, QueueKind
+from dmp.message import Head
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from dmp.shown_properties import read
@@ -202,6 +203,11 @@ async def test_restarts_prolong_no_life_be_it_the_queues_the_messages_own_or_one
         world.advance(0)
         left.append(world.broker.queues[b"q"].depth + world.broker.queues[b"q"].later.count)
     assert left == [3, 3, 2, 2, 1, 1, 0]
+
+
+def test_no_message_is_written_to_have_come_before_it_did_as_clocks_say_whole_milliseconds() -> None:
+    came = [Head(b"", b"q", 1).dated(now_ms).came_ms for now_ms in (1000, 1099, 1100)]
+    assert came == [1100, 1100, 1200]
 
 
 async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got() -> None:

@@ -80,43 +80,6 @@ def test_properties_come_through_as_they_were_sent(channel: BlockingChannel) -> 
     assert (got, body) == (sent, b"x")
 
 
-def test_prefetch_holds_back_what_is_not_acknowledged(connect: Connect, channel: BlockingChannel) -> None:
-    queue = own_queue(channel)
-    for n in range(5):
-        channel.basic_publish("", queue, b"%d" % n)
-    channel.basic_qos(prefetch_count=2)
-    got: list[tuple[int, bytes]] = []
-    channel.basic_consume(queue, lambda _, method, __, body: got.append((method.delivery_tag, body)))
-    while len(got) < 2:
-        channel.connection.process_data_events(30)
-    assert channel.queue_declare(queue, passive=True).method.message_count == 3
-    channel.basic_ack(got[1][0], multiple=True)
-    while len(got) < 4:
-        channel.connection.process_data_events(30)
-    assert [body for _, body in got] == [b"0", b"1", b"2", b"3"]
-
-
-def test_headers_exchanges_look_at_headers(channel: BlockingChannel) -> None:
-    every, one = own_queue(channel), own_queue(channel)
-    channel.queue_bind(every, "amq.headers", "", {"x-match": "all", "kind": "a", "size": 1})
-    channel.queue_bind(one, "amq.headers", "", {"x-match": "any", "kind": "a", "size": 1})
-    for headers in ({"kind": "a", "size": 1}, {"kind": "a"}, {"size": 2}, {"kind": "a", "size": True}):
-        channel.basic_publish(
-            "amq.headers", "", repr(headers).encode(), pika.BasicProperties(headers=headers)
-        )
-    assert take(channel, every, 1) == [b"{'kind': 'a', 'size': 1}"]
-    assert take(channel, one, 3) == [
-        b"{'kind': 'a', 'size': 1}",
-        b"{'kind': 'a'}",
-        b"{'kind': 'a', 'size': True}",
-    ]
-
-
-def test_another_vhost_is_refused(connect: Connect) -> None:
-    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
-        connect(virtual_host="other")
-
-
 def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: BlockingChannel) -> None:
     def answer(_: Any, __: Any, properties: pika.BasicProperties, body: bytes) -> None:
         echoed = pika.BasicProperties(correlation_id=properties.correlation_id)
@@ -168,45 +131,3 @@ def test_consumers_hear_that_their_queue_is_gone(connect: Connect, channel: Bloc
     while not cancelled:
         channel.connection.process_data_events(30)
     assert cancelled == [tag]
-
-
-def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: BlockingChannel) -> None:
-    arguments = {
-        "x-queue-mode": "lazy",
-        "x-queue-type": "classic",
-        "x-single-active-consumer": False,
-        "x-queue-version": 2,
-        "x-queue-leader-locator": "balanced",
-        "x-dead-letter-strategy": "at-least-once",
-        "x-max-in-memory-length": 5,
-        "mine": True,
-    }
-    name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
-    for priority in (1, 9):
-        channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
-    assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
-    channel.queue_declare(name, exclusive=True)
-
-
-def test_a_delayed_message_comes_later_and_a_failing_one_is_given_up(channel: BlockingChannel) -> None:
-    dead = own_queue(channel)
-    arguments = {
-        "x-delivery-limit": 1,
-        "x-retry-ms": 50,
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": dead,
-    }
-    queue = own_queue(channel, arguments=arguments)
-    channel.basic_publish("", queue, b"late", pika.BasicProperties(headers={"x-delay": 300}))
-    channel.basic_publish("", queue, b"bad")
-    seen = []
-    for method, properties, body in channel.consume(queue, inactivity_timeout=30):
-        assert method is not None
-        seen.append((body, (properties.headers or {}).get("x-delivery-count")))
-        if body == b"late":
-            channel.basic_ack(method.delivery_tag)
-            break
-        channel.basic_nack(method.delivery_tag)
-    channel.cancel()
-    assert seen == [(b"bad", None), (b"bad", 1), (b"late", None)]
-    assert take(channel, dead, 1) == [b"bad"]

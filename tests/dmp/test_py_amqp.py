@@ -8,7 +8,7 @@ import amqp
 import pytest
 from pamqp import commands
 
-from dmp.amqp.wire import HEARTBEAT_FRAME, encode
+from dmp.amqp.wire import encode
 from tests.dmp.amqp_peer import login, publish
 from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
@@ -28,21 +28,6 @@ def connected(port: int, **options: Any) -> amqp.Connection:
 
 def drained(channel: amqp.Channel, queue: str) -> list[bytes]:
     return [message.body for message in iter(lambda: channel.basic_get(queue, no_ack=True), None)]
-
-
-def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    queue = channel.queue_declare(exclusive=True).queue
-    codes: list[int] = []
-    channel.events["basic_return"].add(lambda error, *_: codes.append(error.reply_code))
-    channel.basic_publish(amqp.Message("now"), "", queue, immediate=True)
-    assert codes == [313]
-    got: list[Any] = []
-    channel.basic_consume(queue, callback=got.append, no_ack=True)
-    channel.basic_publish(amqp.Message("now"), "", queue, immediate=True)
-    while not got:
-        connection.drain_events(timeout=30)
-    assert (codes, got[0].body) == ([313], "now")
 
 
 def test_kill_9_amid_transactions_leaves_each_message_where_it_was_or_where_it_was_moved(
@@ -84,16 +69,6 @@ def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
     with pytest.raises(amqp.exceptions.ConnectionForced, match="the broker stops"):
         connection.drain_events(timeout=30)
     connection.collect()
-
-
-def test_the_server_sends_heartbeats_to_those_who_ask_for_them(server: Served) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
-        raw.sendall(login(heartbeat=1))
-        heard = b""
-        while HEARTBEAT_FRAME not in heard:
-            data = raw.recv(1 << 16)
-            assert data, "closed without a heartbeat"
-            heard += data
 
 
 @pytest.mark.parametrize("header", [b"AMQP\x01\x01\x00\x0a", b"GET / HT", b"AMQP\x00\x00\x09\x02", b"X"])

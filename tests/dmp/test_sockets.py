@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pika
 import pytest
 import trio
 import trustme
@@ -139,16 +138,3 @@ async def test_a_feed_gets_what_a_sink_is_sent(server: Served, context: ssl.SSLC
             nursery.start_soon(send)
             got = [(await anext(feed)).body for _ in bodies]
     assert got == bodies
-
-
-def test_an_ordinary_client_speaks_amqp(server: Served, context: ssl.SSLContext | None) -> None:
-    options = None if context is None else pika.SSLOptions(context, "localhost")
-    parameters = pika.ConnectionParameters("127.0.0.1", server.port, ssl_options=options, heartbeat=0)
-    connection = pika.BlockingConnection(parameters)
-    channel = connection.channel()
-    channel.confirm_delivery()
-    name = channel.queue_declare("", exclusive=True).method.queue
-    body = bytes(range(256)) * 4096
-    channel.basic_publish("", name, body)
-    assert channel.basic_get(name, auto_ack=True)[2] == body
-    connection.close()

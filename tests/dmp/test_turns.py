@@ -274,18 +274,6 @@ async def test_a_queue_may_be_deleted_amid_what_is_settled_in_turns(world: World
     assert "Basic.QosOk" in [value.name for _, value in peer.say(C.Basic.Qos(0, 1))]
 
 
-async def test_what_is_delivered_again_in_turns_keeps_its_order(world: World) -> None:
-    peer, queue = holding(world, 300)
-    world.publish(b"", b"q", b"behind", properties=PERSISTENT)
-    world.settle()
-    peer.frames_now()
-    peer.method(C.Basic.Recover(False))
-    assert 0 < len(bodies(peer.frames_now())) < 300
-    peer.lose()
-    world.finish_work()
-    assert (queue.held, ready(queue)) == (0, [*numbered(300), b"behind"])
-
-
 async def test_what_is_acknowledged_is_written_before_the_server_has_stopped(world: World) -> None:
     peer, queue = holding(world, 300)
     peer.method(C.Basic.Ack(300, True))

@@ -1,7 +1,6 @@
 """A broker on a store in memory, and takers that a test looks into."""
 
 import errno
-from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -178,7 +177,6 @@ class Taker:
         self.messages: list[Run] = []
         """Each as a run."""
         self.bodies: list[bytes] = []
-        self.runs = 0
         self.ended = False
 
     def room(self) -> tuple[int, int]:
@@ -191,12 +189,6 @@ class Taker:
         self.count -= len(messages)
         self.messages += messages
         self.bodies += [message.bodies[0] for message in messages]
-
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        assert self.no_ack
-        self.runs += 1
-        self.count -= len(bodies)
-        self.bodies += bodies
 
     def cancelled(self) -> None:
         self.ended = True

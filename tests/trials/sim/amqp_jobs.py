@@ -4,6 +4,7 @@ Nothing is answered to an acknowledgement. So a consumer publishes a mark behind
 confirm says that they were taken.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from pamqp import base, body, commands, frame, header, heartbeat
 
 from tests.support.dms_model import Ages
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.jobs import BY_KEY, BY_TURNS, PRIORITY_MAX, WINDOW_MS, Asked, Job, JobsModel
+from tests.trials.sim.jobs import BY_KEY, BY_RANK, BY_TURNS, PRIORITY_MAX, WINDOW_MS, Asked, Job, JobsModel
 from tests.trials.sim.machine import Machine
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import Gone, ProbeClient, Talk, verifying
@@ -22,10 +23,14 @@ from tests.trials.sim.world import World
 
 WEIGHTS = {"produce": 4, "consume": 6}
 MARKS = "marks"
+QUEUES = BY_KEY, BY_TURNS, BY_RANK
+TIMEOUT_MS, OVERDUE_MS = 100, 200
+"""Who has not acknowledged in time is closed; and after so long he is for certain."""
 _ALL = {"x-message-deduplication": True, "x-cache-ttl": WINDOW_MS, "x-max-priority": PRIORITY_MAX}
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    BY_KEY: {"x-per-key": 1, **_ALL},
+    BY_KEY: {"x-per-key": 1, "x-consumer-timeout": TIMEOUT_MS, **_ALL},
     BY_TURNS: {"x-fair": True, **_ALL},
+    BY_RANK: _ALL,
     MARKS: {},
 }
 _PEEKED_MAX = 1000
@@ -34,13 +39,14 @@ _STOPPING = 320
 
 
 class WallAges(Ages):
-    """Messages age while no server runs, too. Their log says to a tenth of a second when they came."""
+    """Messages age while no server runs, too. Their log says to a tenth of a second when they came, a start
+    to a millisecond when it looks."""
 
     def most(self, since: float, until: float) -> float:
         return until - since
 
     def least(self, since: float, until: float, kept: Sequence[float]) -> float:
-        return until - since - 0.1
+        return until - since - 0.101
 
 
 @attrs.define(eq=False)
@@ -171,7 +177,7 @@ class AmqpJobClient(ProbeClient):
 
     async def _consume(self, dialog: AmqpDialog) -> None:
         chance, model = self._chance, self._model
-        queue, prefetch = chance.choice((BY_KEY, BY_TURNS)), chance.choice((1, 1, 3, 20))
+        queue, prefetch = chance.choice(QUEUES), chance.choice((1, 1, 3, 20))
         await dialog.method(commands.Basic.Qos(0, prefetch, False))
         await dialog.expect("Basic.QosOk")
         begun = self._world.tick()
@@ -180,20 +186,32 @@ class AmqpJobClient(ProbeClient):
         credits_ = deque([begun] * prefetch)
         acked: list[Asked] = []
         left = chance.choice((1, 3, 10))
+        in_time = overdue = math.inf
         while left:
             value = None
-            with trio.move_on_after(0.02):
+            with trio.move_on_at(overdue if overdue < math.inf else trio.current_time() + 0.02):
                 value = await dialog.value()
-            if value is None:
+            if value is None and overdue == math.inf:
                 break
+            if value is None:
+                raise BrokenPromiseError(f"{self.name} is not closed, and late with what it holds")
+            if value.name == "Channel.Close" and self._world.now() >= in_time:
+                return
             if dialog.confirmed(value, model):
                 continue
             if value.name != "Basic.Deliver" or not credits_:
                 raise BrokenPromiseError(f"{self.name} did not ask for {value.name}")
             left -= 1
             key, data = await dialog.message()
-            job = model.delivered(queue, data, key, dialog.wire, credits_.popleft())
+            since = credits_.popleft()
+            job = model.delivered(queue, data, key, dialog.wire, since)
+            if queue == BY_KEY:  # what a channel holds goes back at the first that is late
+                in_time = min(in_time, self._world.time_of(since) + TIMEOUT_MS / 1000)
+                job.held_until = in_time
             draw = chance.random()
+            if (queue == BY_KEY and draw < 0.1) or overdue < math.inf:
+                left, overdue = left + 1, min(overdue, trio.current_time() + OVERDUE_MS / 1000)
+                continue  # it is held until that is over
             if draw < 0.2:
                 continue  # it is held until we leave
             job.holder = None
@@ -210,8 +228,8 @@ class AmqpJobClient(ProbeClient):
 
 @attrs.define(eq=False)
 class AmqpJobsVerifier:
-    """After each start all that is there is looked at, which takes nothing. Then what is ready of `BY_TURNS`
-    is taken; the end of the connection gives it back."""
+    """After each start all that is there is looked at, which takes nothing. Then what is ready of `BY_RANK`
+    and `BY_TURNS` is taken, behind what was given back; the end of the connection gives back the rest."""
 
     _world: World
     _network: Network
@@ -223,7 +241,7 @@ class AmqpJobsVerifier:
             await dialog.log_in()
             await dialog.declare()
             there: dict[str, bytes] = {}
-            for queue in (BY_KEY, BY_TURNS):
+            for queue in QUEUES:
                 for row in await machine.peek("dmp", queue, _PEEKED_MAX):
                     data = row["text"].encode()
                     job = model.bodies.get(data)
@@ -232,12 +250,20 @@ class AmqpJobsVerifier:
                     there[job.name] = data
             for name in model.names:
                 model.saw(name, there.get(name))
-            jobs: list[Job] = []
-            while True:
-                begun = self._world.tick()
-                await dialog.method(commands.Basic.Get(0, BY_TURNS))
-                if (await dialog.value()).name == "Basic.GetEmpty":
-                    break
-                key, data = await dialog.message()
-                jobs.append(model.delivered(BY_TURNS, data, key, dialog.wire, begun))
-            model.took(jobs, 0)
+            for job in await self._take(dialog, BY_RANK, 2):
+                job.holder = None
+            await dialog.method(commands.Basic.Nack(0, multiple=True, requeue=True))
+            for queue in (BY_RANK, BY_TURNS):
+                model.took(queue, await self._take(dialog, queue), 0)
+
+    async def _take(self, dialog: AmqpDialog, queue: str, most: float = math.inf) -> list[Job]:
+        """What is ready."""
+        jobs: list[Job] = []
+        while len(jobs) < most:
+            begun = self._world.tick()
+            await dialog.method(commands.Basic.Get(0, queue))
+            if (await dialog.value()).name == "Basic.GetEmpty":
+                break
+            key, data = await dialog.message()
+            jobs.append(self._model.delivered(queue, data, key, dialog.wire, begun))
+        return jobs

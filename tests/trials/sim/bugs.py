@@ -12,6 +12,7 @@ from unittest.mock import patch
 import attrs
 
 from brokers.bridges.bridge import Bridge
+from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.later import Later
 from dmp.lives import Lives
@@ -34,6 +35,7 @@ from shared.bridging import MessageRun
 from shared.queues.dedup import SeenKeys
 from shared.queues.keys import Keys, _InTurn, _Lane
 from shared.queues.naming import MessageName, NewTime
+from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run
 from shared.schedules import Due
 from shared.storage import format, recovery, replay
@@ -845,6 +847,35 @@ def amqp_delays_end_at_a_start() -> list[Change]:
 def amqp_messages_have_no_priority() -> list[Change]:
     """All stand in one line."""
     return keys_jobs_have_no_priority()
+
+
+@bug("queues of jobs by AMQP")
+def amqp_queues_without_keys_have_no_priority() -> list[Change]:
+    """All stand in one line, where keys say nothing."""
+    return [(Priorities, "_level", lambda self, priority: self.levels[0])]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_messages_that_come_back_lose_their_places() -> list[Change]:
+    """Where keys say nothing, what comes back stands behind all others."""
+    return [(Priorities, "requeue", Priorities.add)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_consumers_have_any_time() -> list[Change]:
+    """Nobody looks when what was delivered is acknowledged."""
+    return [(ConsumerTimeouts, "delivered", lambda self, holder, timeout_ms, before: None)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_consumers_have_half_their_time() -> list[Change]:
+    """A channel is closed at the half of its time."""
+    delivered = ConsumerTimeouts.delivered
+
+    def delivered_long_ago(self: ConsumerTimeouts, holder: object, timeout_ms: int, before: int) -> None:
+        delivered(self, holder, timeout_ms // 2, before)
+
+    return [(ConsumerTimeouts, "delivered", delivered_long_ago)]
 
 
 @bug("queues of jobs by AMQP")

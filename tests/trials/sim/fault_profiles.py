@@ -332,10 +332,11 @@ FAULT_PROFILES = MappingProxyType(
             stall_seconds=(0.0,),
             snapshot_bytes=(1500, 8_000),
         ),
-        # Its delays are times of the wall clock.
+        # Its delays are times of the wall clock; a life is longer than the least time of a consumer.
         "queues of jobs by AMQP": FaultProfile(
             protocols=("dmp",),
             jobs=True,
+            life_seconds=0.5,
             lives=(2, 3, 4),
             endings=(3, 3, 1),
             wall_jumps_ms=(0,),

@@ -25,8 +25,8 @@ from tests.trials.sim.probe_client import ProbeClient, verifying
 from tests.trials.sim.schedules import CLOCK, LATE_MS, SchedulesModel
 from tests.trials.sim.world import World
 
-BY_KEY, BY_TURNS = "jobs", "fair"
-"""Queues: with one of a key at a time, and with keys that take turns."""
+BY_KEY, BY_TURNS, BY_RANK = "jobs", "fair", "ranks"
+"""Queues: with one of a key at a time, with keys that take turns, and where keys say nothing (AMQP's)."""
 WEIGHTS = {"produce": 4, "change": 2, "consume": 6}
 WINDOW_MS = 3_600_000
 PRIORITY_MAX = 2
@@ -99,8 +99,9 @@ class Job(Timed):
         return [each for each in (self, *moves) if not any(each.ended < begun for begun in sure)]
 
     def of(self, other: "Job") -> bool:
-        """Whether it has the key of the other, in its queue."""
-        return bool(self.key) and self.key == other.key and self.queue == other.queue
+        """Whether it has the key of the other, in its queue, or that has no keys."""
+        in_line = self.queue == BY_RANK or (bool(self.key) and self.key == other.key)
+        return in_line and self.queue == other.queue
 
     @property
     def priority_asked(self) -> int:
@@ -131,10 +132,11 @@ class Job(Timed):
 
 
 class JobsModel:
-    """What all clients know."""
+    """What all clients know. `queues`: where jobs are sent."""
 
-    def __init__(self, world: World, ages: Ages) -> None:
+    def __init__(self, world: World, ages: Ages, queues: Sequence[str] = (BY_KEY, BY_TURNS)) -> None:
         self._world = world
+        self._queues = queues
         self.ages = ages
         self.names: dict[str, list[Job]] = {}
         """By name; all of one are in one queue."""
@@ -145,7 +147,7 @@ class JobsModel:
         """A job that is sent next, perhaps of a name that there is. `name`: nobody has used it."""
         self.sent += 1
         body = name.encode() + b"=" * chance.choice((0, 3, 60, 400))
-        job = Job(self._world.tick(), queue=chance.choice((BY_KEY, BY_TURNS)), name=name, body=body)
+        job = Job(self._world.tick(), queue=chance.choice(self._queues), name=name, body=body)
         if self.names and chance.random() < 0.2:
             job.name = chance.choice([*self.names])
             job.queue = self.names[job.name][0].queue
@@ -210,7 +212,7 @@ class JobsModel:
             job.shown = True
             self._world.on_sight()
         job.holder, job.held_since = wire, self._world.tick()
-        if "ack_ms" in OPTIONS[queue] and wire.port == "dms":
+        if wire.port == "dms" and "ack_ms" in OPTIONS[queue]:
             job.held_until = self._world.time_of(begun) + ACK_MS / 1000
         return job
 
@@ -219,13 +221,13 @@ class JobsModel:
         time_of = self._world.time_of
         return self.ages.least(time_of(int(job.ended)), time_of(until), ())
 
-    def took(self, jobs: Sequence[Job], since_ms: int) -> None:
-        """What is ready of `BY_TURNS`, in the order in which it came to the only one who takes.
+    def took(self, queue: str, jobs: Sequence[Job], since_ms: int) -> None:
+        """What is ready of a queue, in the order in which it came to the only one who takes.
 
         `since_ms`: the wall clock when it was asked for.
         """
         for job in self.bodies.values():
-            if job.queue == BY_TURNS and job.stays and job.ready(since_ms) and job not in jobs:
+            if job.queue == queue and job.stays and job.ready(since_ms) and job not in jobs:
                 raise BrokenPromiseError(f"{job} should be ready, and does not come")
         for at, job in enumerate(jobs):
             if any(other.plain and other.priority > job.priority for other in jobs[at:]):
@@ -233,6 +235,8 @@ class JobsModel:
             behind = [other for other in jobs[at + 1 :] if other.priority == job.priority]
             if job.plain and any(job.passes(other, math.inf) for other in behind):
                 raise BrokenPromiseError(f"{job} is delivered before an older one of its key")
+            if queue != BY_TURNS:
+                continue
             again = next((number for number, other in enumerate(behind) if other.key == job.key), len(behind))
             waited = {other.key for other in behind[again:] if other.plain} - {job.key}
             if passed := waited - {other.key for other in behind[:again]}:
@@ -444,7 +448,7 @@ class JobsVerifier:
             found = await self._take(dialog, BY_TURNS, depths[BY_TURNS])
             keys = [(body, about.get("key", "")) for about, body in found]
             jobs = [self._model.delivered(BY_TURNS, *each, dialog.wire, begun) for each in keys]
-            self._model.took(jobs, since_ms)
+            self._model.took(BY_TURNS, jobs, since_ms)
 
     async def _depths(self, dialog: DmsDialog) -> dict[str, int]:
         await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")

@@ -84,7 +84,10 @@ class Simulation:
         self._dms_verifier = DmsVerifier(
             world, self._network, self._dms_model, self._queues, world.source("dms verifier")
         )
-        self._jobs_model = JobsModel(world, self._dms_model.ages if "dms" in self._protocols else WallAges())
+        if "dms" in self._protocols:
+            self._jobs_model = JobsModel(world, self._dms_model.ages)
+        else:
+            self._jobs_model = JobsModel(world, WallAges(), amqp_jobs.QUEUES)
         self._schedules = SchedulesModel(world)
         if chosen.jobs and "dms" in self._protocols:
             world.on_wall_set = self._schedules.set
