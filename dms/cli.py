@@ -486,17 +486,16 @@ async def stress(
             return await run_stress(client, queue, number, size, update)
 
 
-# These are no requests of the protocol: a running server is asked by its API; without one the data folder is
-# opened.
+# These are no requests of the protocol: a running server is asked by its API.
 
 
 @command("queues", "queues --json | jq 'select(.held > 0)'")
 def queues(*, json: Json = False) -> ApiRequest:
     """List the queues, with the columns of the API."""
-    return listed("queues", "dms", offline=True)
+    return listed("queues", "dms")
 
 
-queue_commands(command, "dms", offline=True)
+queue_commands(command, "dms")
 command("purge -q orders", "purge orders --dry-run", name="purge")(
     action_command(
         "dms",
@@ -504,7 +503,6 @@ command("purge -q orders", "purge orders --dry-run", name="purge")(
         PURGE,
         {"queue": QueueName},
         question="delete all messages of queue {queue}",
-        offline=True,
     )
 )
 
@@ -521,8 +519,7 @@ def export(
         lambda api: {
             "queue": queue,
             **api.post("queues", "dms", queue, "export", target=api.path(file)),
-        },
-        "dms",
+        }
     )
 
 
@@ -542,4 +539,4 @@ def import_(
 ) -> ApiRequest:
     """Put the messages of a .dmsq file at the end of a queue. A missing queue is made."""
     into: dict[str, Any] = {} if queue is None else {"queue": queue}
-    return ApiRequest(lambda api: api.post("queues", source=api.path(file), **into), "dms")
+    return ApiRequest(lambda api: api.post("queues", source=api.path(file), **into))

@@ -269,7 +269,7 @@ def sessions(
 ) -> ApiRequest:
     """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost."""
     if not topics:
-        return listed("sessions", "pubsub", offline=True)
+        return listed("sessions", "pubsub")
 
     def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
         patterns: dict[str, list[str]] = {}
@@ -279,7 +279,7 @@ def sessions(
         rows = api.rows("sessions", protocol="pubsub")
         return [{**row, "topics": patterns.get(row["name"], [])} for row in rows]
 
-    return ApiRequest(ask, "pubsub")
+    return ApiRequest(ask)
 
 
 command("forget A", name="forget")(
@@ -289,7 +289,6 @@ command("forget A", name="forget")(
         END_SESSION,
         {"client": Annotated[str, Parameter(help="The client.")]},
         question="end the session of {client}, with what is kept for it",
-        offline=True,
     )
 )
 

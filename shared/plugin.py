@@ -193,13 +193,12 @@ class AdminApi(Protocol):
 class ApiRequest:
     """The result of a protocol's command that asks the API of a running server: the host calls `ask`, and
     shows its result. If the flags name the API of a server, the command's parameter `server: Server | None`
-    is None. `offline`: the protocol that is opened on the data folder if no server runs there; nothing is
-    served, and the API answers from that service. None: that is an error (exit 69). `lists`: the kind whose
-    rows `ask` returns. `server` and `name` belong to the host: the server that the flags name.
+    is None. `lists`: the kind whose rows `ask` returns. `server`, `folder` and `name` belong to the host: the
+    server that the flags name, and the data folder that is meant where they name none.
     """
 
     ask: Callable[[AdminApi], Any]
-    offline: str | None = None
     lists: str | None = None
     server: Any = None
+    folder: "Path | None" = None
     name: str | None = None

@@ -333,8 +333,6 @@ PEER = "brokers.peer"
 """The key of a request's scope with the client's address. Requests on the control socket have no such key."""
 READS = "brokers.reads"
 """The key of whether the caller may read. The control socket and the token have none."""
-OFFLINE = "brokers.offline"
-"""The key of requests on a folder that nobody serves: they leave no line in an audit log."""
 CONTROL = "control"
 """Stands for the address of clients on the control socket."""
 
@@ -353,8 +351,7 @@ def audited(request: Request, protocol: str, action: str, name: str) -> Iterator
         yield
         result = "done"
     finally:
-        if OFFLINE not in request.scope:
-            logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
+        logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
 
 
 def parts_behind(request: Request, root: str) -> list[str]:

@@ -9,9 +9,8 @@ the folder `backups` of the data folder alone.
 import pwd
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -25,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers.access.users import NotGiven
@@ -40,7 +39,7 @@ from brokers.host import logs
 from brokers.page import views
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
-from shared.objects import Argument, BadArgument, ObjectMissing, ObjectsByProtocol
+from shared.objects import Argument, BadArgument, ObjectMissing
 
 if TYPE_CHECKING:
     from brokers.host.host import Host
@@ -55,8 +54,8 @@ def application(host: "Host") -> Starlette:
     """The ASGI application over `host`, without authentication."""
     endpoints = _Endpoints(host)
     operations = endpoints.operations()
-    return _starlette(
-        [
+    return Starlette(
+        routes=[
             Route("/livez", endpoints.livez),
             Route("/readyz", endpoints.readyz),
             Route("/status", endpoints.status),
@@ -68,18 +67,7 @@ def application(host: "Host") -> Starlette:
             Route("/verbs", _removed),
             Route("/{protocol}/{verb}", _removed, methods=["POST"]),
             Route("/{path:path}", _nowhere, methods=["GET"]),  # else one of two parts is POST's alone: 405
-        ]
-    )
-
-
-def of_objects(everything: Callable[[], ObjectsByProtocol]) -> Starlette:
-    """The API alone, over the objects of services that nobody serves."""
-    return _starlette(api.routes(everything, (), Path()))
-
-
-def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
-    return Starlette(
-        routes=routes,
+        ],
         exception_handlers=dict.fromkeys(
             (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
         ),

@@ -1,17 +1,15 @@
-"""Charts of single objects over 15 minutes, 3 hours and a day, in memory and in a ring of slots on disk.
+"""Charts of single objects over 15 minutes, 3 hours and a day, in memory and in a file.
 
 The charted columns of all objects are read every five seconds, in turns; less often where that would take
 more than 0.5 % of a processor. A reading is a *step* of the first level; the means of a minute are one of the
 second, and those of eight minutes one of the third. A step has the objects that did something, `OBJECTS_MAX`
 at most, by a digest of their names: the others did nothing, or too little.
 
-The file has a slot for each step of each level. A slot has its own CRC, so damage costs the step that it
-hits. Slots are written in a thread once a minute. Nothing waits for the disk: what a crash loses is that
-minute.
+The file has all steps, one behind the other, and is replaced in a thread once a minute. A step has its own
+CRC: damage costs it and those behind it. Nothing waits for the disk: what a crash loses is that minute.
 """
 
 import math
-import os
 import struct
 import time
 import zlib
@@ -30,6 +28,7 @@ import trio
 
 from brokers.admin.listing import reader
 from shared.actions import HISTORY, SPANS
+from shared.local_path import read_file, replace_file
 from shared.objects import ObjectKind, Objects, ObjectsByProtocol, a_text, time_text
 from shared.storage.threads import Threads
 from shared.task_turns import TaskTurn
@@ -46,12 +45,10 @@ LINES_MAX = 3
 SHARE_MAX = 200
 """The pause after a reading, in multiples of its CPU time."""
 WRITE_SECONDS = 60.0
-MAGIC = b"BROKERS CHARTS 1"
-_HEAD = struct.Struct("<IIHBx")
-"""The CRC of what follows it, Unix seconds, objects, and whether all that did something are there."""
+MAGIC = b"BROKERS CHARTS 2"
+_HEAD = struct.Struct("<IIHBB")
+"""The CRC of what follows it, Unix seconds, objects, whether all that did something are there, the level."""
 KEY_BYTES, VALUE_BYTES = 8, 4
-SLOT_BYTES = 10 << 10
-assert _HEAD.size + OBJECTS_MAX * (KEY_BYTES + LINES_MAX * VALUE_BYTES) <= SLOT_BYTES
 
 Values = Sequence[float]
 """One for each chart of an object; NaN: unknown."""
@@ -80,23 +77,25 @@ class ChartStep:
         found = self.values[place * LINES_MAX : place * LINES_MAX + count]
         return [None if math.isnan(value) else value for value in found]
 
-    def pack(self) -> bytes:
-        rest = _HEAD.pack(0, self.at, len(self.keys), self.whole)[4:] + self.keys.tobytes()
+    def pack(self, level: int) -> bytes:
+        rest = _HEAD.pack(0, self.at, len(self.keys), self.whole, level)[4:] + self.keys.tobytes()
         rest += self.values.tobytes()
         return zlib.crc32(rest).to_bytes(4, "little") + rest
 
     @classmethod
-    def unpack(cls, data: bytes) -> "ChartStep | None":
-        """A slot's step; None: there is none, or it is damaged."""
-        crc, at, count, whole = _HEAD.unpack_from(data)
-        values_at = _HEAD.size + count * KEY_BYTES
-        end = values_at + count * LINES_MAX * VALUE_BYTES
-        if end > len(data) or zlib.crc32(data[4:end]) != crc or not at:
-            return None
-        keys, values = array("Q"), array("f")
-        keys.frombytes(data[_HEAD.size : values_at])
-        values.frombytes(data[values_at:end])
-        return cls(at, keys, values, bool(whole))
+    def unpack_all(cls, data: bytes) -> Iterator[tuple[int, "ChartStep"]]:
+        """Yield levels and steps, up to the first one that is damaged."""
+        place = 0
+        while place + _HEAD.size <= len(data):
+            crc, at, count, whole, level = _HEAD.unpack_from(data, place)
+            keys_at = place + _HEAD.size
+            values_at = keys_at + count * KEY_BYTES
+            end = values_at + count * LINES_MAX * VALUE_BYTES
+            if zlib.crc32(data[place + 4 : end]) != crc:
+                return
+            keys, values = array("Q", data[keys_at:values_at]), array("f", data[values_at:end])
+            yield level, cls(at, keys, values, bool(whole))
+            place = end
 
 
 @attrs.define(eq=False)
@@ -104,10 +103,7 @@ class ChartLevel:
     """The steps of one span, of `seconds` each, and what has come of the next one."""
 
     seconds: float
-    first_slot: int
     steps: deque[ChartStep] = attrs.field(factory=lambda: deque(maxlen=STEPS))
-    unwritten: deque[tuple[int, ChartStep]] = attrs.field(factory=lambda: deque(maxlen=STEPS))
-    next_slot: int = 0
     _sums: dict[int, list[float]] = attrs.field(factory=dict)
     _count: int = 0
     _began: float = 0.0
@@ -126,20 +122,6 @@ class ChartLevel:
         means = {key: [each / self._count for each in sums] for key, sums in self._sums.items()}
         self._sums, self._count = {}, 0
         return means
-
-    def add(self, step: ChartStep) -> None:
-        self.steps.append(step)
-        self.unwritten.append((self.first_slot + self.next_slot, step))
-        self.next_slot = (self.next_slot + 1) % STEPS
-
-    def load(self, slots: Sequence[ChartStep | None], now: float) -> None:
-        """Take over what a file has, but what is older than the span, or of a clock that was ahead."""
-        oldest = now - STEPS * self.seconds
-        found = sorted(
-            ((step.at, slot) for slot, step in enumerate(slots) if step and oldest <= step.at <= now),
-        )
-        self.steps.extend(step for _, slot in found if (step := slots[slot]) is not None)
-        self.next_slot = (found[-1][1] + 1) % STEPS if found else 0
 
 
 class Charts:
@@ -161,9 +143,7 @@ class Charts:
         self._totals: dict[int, tuple[float, Values]] = {}
         """Of columns that grow: when they were read last, and what they were."""
         self._told = False
-        self.levels = {
-            span: ChartLevel(seconds, number * STEPS) for number, (span, seconds) in enumerate(LEVELS.items())
-        }
+        self.levels = {span: ChartLevel(seconds) for span, seconds in LEVELS.items()}
 
     async def run(self) -> None:
         """Read the file, then the objects."""
@@ -174,15 +154,19 @@ class Charts:
                 spent = await self.read()
                 if trio.current_time() - written >= WRITE_SECONDS:
                     written = trio.current_time()
-                    await self._in_thread(self._write, self._take_unwritten())
+                    await self._in_thread(self._write, self._steps())
                 await trio.sleep(max(LEVELS["15m"], SHARE_MAX * spent))
         finally:
-            self._write(self._take_unwritten())
+            self._write(self._steps())
 
     async def load(self) -> None:
-        slots = await self._in_thread(self._read_file)
-        for level in self.levels.values():
-            level.load(slots[level.first_slot : level.first_slot + STEPS], self._wall())
+        """Take over what the file has, but what is older than its span, or of a clock that was ahead."""
+        data, now = await self._in_thread(self._read_file), self._wall()
+        levels = dict(enumerate(self.levels.values()))
+        for number, step in ChartStep.unpack_all(data.removeprefix(MAGIC) if data.startswith(MAGIC) else b""):
+            level = levels.get(number)
+            if level is not None and now - STEPS * level.seconds <= step.at <= now:
+                level.steps.append(step)
 
     async def read(self) -> float:
         """Read all objects once, in turns. Returns the CPU seconds it took."""
@@ -243,7 +227,7 @@ class Charts:
                 if gathered is None:
                     return
                 means = gathered
-            level.add(ChartStep.of(at, means))
+            level.steps.append(ChartStep.of(at, means))
             below = level
 
     # -- what is asked for
@@ -277,38 +261,22 @@ class Charts:
 
     # -- the file
 
-    def _read_file(self) -> Sequence[ChartStep | None]:
-        slots: list[ChartStep | None] = [None] * (STEPS * len(LEVELS))
+    def _read_file(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
-                if file.read(len(MAGIC)) == MAGIC:
-                    for slot in range(len(slots)):
-                        file.seek((slot + 1) * SLOT_BYTES)
-                        data = file.read(SLOT_BYTES)
-                        slots[slot] = ChartStep.unpack(data) if len(data) > _HEAD.size else None
+            return read_file(self._path)
         except FileNotFoundError:
             pass
         except OSError as error:
             self._tell(error)
-        return slots
+        return b""
 
-    def _take_unwritten(self) -> Sequence[tuple[int, ChartStep]]:
-        taken = [each for level in self.levels.values() for each in level.unwritten]
-        for level in self.levels.values():
-            level.unwritten.clear()
-        return taken
+    def _steps(self) -> Sequence[Sequence[ChartStep]]:
+        return [tuple(level.steps) for level in self.levels.values()]
 
-    def _write(self, steps: Sequence[tuple[int, ChartStep]]) -> None:
+    def _write(self, levels: Sequence[Sequence[ChartStep]]) -> None:
+        packed = [step.pack(number) for number, steps in enumerate(levels) for step in steps]
         try:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if os.pread(handle, len(MAGIC), 0) != MAGIC:
-                    os.ftruncate(handle, 0)
-                    os.pwrite(handle, MAGIC, 0)
-                for slot, step in steps:
-                    os.pwrite(handle, step.pack(), (slot + 1) * SLOT_BYTES)
-            finally:
-                os.close(handle)
+            replace_file(self._path, b"".join((MAGIC, *packed)), 0o600)
         except OSError as error:
             self._tell(error)
 

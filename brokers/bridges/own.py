@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brokers.bridges.settings import BRIDGES_MAX, SECTION, BridgeSettings, Ends, circles, parse_bridges
+from brokers.bridges.settings import SECTION, BridgeSettings, Ends, faults_together, parse_bridges
 from brokers.errors import Problem
 from shared.local_path import read_file
 
@@ -43,15 +43,4 @@ def with_own(
         if each.name in names
     ]
     every = (*bridges, *own)
-    if len(every) > BRIDGES_MAX:
-        problems.append(Problem(SECTION, f"there are {len(every)} bridges; at most {BRIDGES_MAX}", source))
-    if not problems:
-        problems += [
-            Problem(
-                f"{SECTION}.{circle[0]}.to",
-                f"messages would go round for ever ({' -> '.join((*circle, circle[0]))})",
-                source,
-            )
-            for circle in circles(every, ends)
-        ]
-    return every, problems
+    return every, problems or list(faults_together(every, ends, source))

@@ -146,17 +146,22 @@ def parse_bridges(
             problems.append(Problem(written((*key, "name")), "two bridges have it", source))
         if len(problems) == before:
             bridges[bridge.name] = bridge
+    found = tuple(bridges.values())
+    return found, problems or list(faults_together(found, ends, source))
+
+
+def faults_together(bridges: Sequence[BridgeSettings], ends: Ends, source: str) -> Iterator[Problem]:
+    """Yield what is wrong with bridges only because of the others."""
     if len(bridges) > BRIDGES_MAX:
-        problems.append(Problem(SECTION, f"there are {len(bridges)} bridges; at most {BRIDGES_MAX}", source))
-    if not problems:
-        for circle in circles(tuple(bridges.values()), ends):
-            way = " -> ".join((*circle, circle[0]))
-            why = (
-                f"messages would go round for ever ({way}): change an address, or say may_circle = true "
-                "where something else ends it"
-            )
-            problems.append(Problem(written((SECTION, circle[0], "to")), why, source))
-    return tuple(bridges.values()), problems
+        yield Problem(SECTION, f"there are {len(bridges)} bridges; at most {BRIDGES_MAX}", source)
+        return
+    for circle in circles(bridges, ends):
+        way = " -> ".join((*circle, circle[0]))
+        why = (
+            f"messages would go round for ever ({way}): change an address, or say may_circle = true "
+            "where something else ends it"
+        )
+        yield Problem(written((SECTION, circle[0], "to")), why, source)
 
 
 def _bridge(table: Mapping[str, Any], key: Key, source: str, problems: list[Problem]) -> BridgeSettings:

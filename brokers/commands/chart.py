@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from brokers.commands.control import Api
+from brokers.commands.control import AdminClient
 from brokers.commands.flags import host_command
 from brokers.commands.objects import listing, query_of
 from brokers.commands.render import Listing, Watched
@@ -54,7 +54,7 @@ def chart(
 
 
 def charts_of(
-    client: Api, kind: ObjectKind, items: Iterable[Mapping[str, Any]], span: str, *, whole: bool
+    client: AdminClient, kind: ObjectKind, items: Iterable[Mapping[str, Any]], span: str, *, whole: bool
 ) -> Iterator[Mapping[str, Any]]:
     """The rows of `charted` of each object that is still there. Raises Failure."""
     for item in items:

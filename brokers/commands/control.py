@@ -74,23 +74,20 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 
 
 @attrs.frozen
-class Api:
-    """The API by its parts: a `shared.plugin.AdminApi`. Parts of names may hold anything.
+class AdminClient:
+    """Asks one running server, on its socket or port: `socket_client` and `port_client` make it. It is a
+    `shared.plugin.AdminApi`; parts of names may hold anything. All methods raise as `request` does.
 
-    All methods raise as `request` does. `name`: what errors call the server. `folder`: the data folder of a
-    server on this machine that is asked without a port.
+    `name`: what errors call the server. `folder`: the data folder of a server on this machine that is asked
+    without a port. `connect`: a connection, not opened yet, each of whose steps takes at most ANSWER_SECONDS.
+    `unreachable`: what to say of an error of opening it. `headers`: of each request.
     """
 
     name: str
     folder: Path | None
-
-    def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.
-
-        Raises Failure: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
-        server's own words if it refuses.
-        """
-        raise NotImplementedError
+    _connect: Callable[[], http.client.HTTPConnection]
+    _unreachable: Callable[[OSError], str]
+    _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
 
     def path(self, path: Path) -> str:
         return str(path if self.folder is None else path.absolute())
@@ -121,8 +118,9 @@ class Api:
             if after is None or (limit is not None and len(rows) >= limit):
                 return rows, after
 
-    def result(self, path: str, status: int, reason: str, kind: str, answer: bytes) -> Any:
-        """What the body of an HTTP answer says; `kind`: its media type. Raises as `request`."""
+    def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
+        """What the body of an answer says."""
+        status, kind = response.status, response.headers.get_content_type()
         is_json = kind in ("application/json", "application/problem+json")
         is_api = path.startswith("/api/")
         try:
@@ -134,7 +132,7 @@ class Api:
         if status < 400:
             return result
         problem = result if isinstance(result, dict) else {}
-        text = str(problem.get("detail") or f"the server answered {status} {reason}")
+        text = str(problem.get("detail") or f"the server answered {status} {response.reason}")
         code = ExitCode.MISSING if status == 404 and is_api else ExitCode.FAILED
         if status == 401:
             text = f"{self.name} wants a login ({text}): --token-file, or --user and --password-file"
@@ -144,20 +142,12 @@ class Api:
             text = f"{self.name} has no {path}: it is of another version"
         raise Failure(text, _exit_code(problem.get("exit_code"), code))
 
-
-@attrs.frozen
-class AdminClient(Api):
-    """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
-
-    `connect`: a connection, not opened yet, each of whose steps takes at most ANSWER_SECONDS. `unreachable`:
-    what to say of an error of opening it. `headers`: of each request.
-    """
-
-    _connect: Callable[[], http.client.HTTPConnection]
-    _unreachable: Callable[[OSError], str]
-    _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
-
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.
+
+        Raises Failure: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
+        server's own words if it refuses.
+        """
         with self._answer(method, path, body) as (response, _):
             return self._result(path, response, response.read())
 
@@ -226,10 +216,6 @@ class AdminClient(Api):
                 why = str(error) or type(error).__name__
             text = f"{self.name} went away before it answered ({why})"
             raise Failure(text, ExitCode.UNAVAILABLE) from None
-
-    def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
-        kind = response.headers.get_content_type()
-        return self.result(path, response.status, response.reason, kind, answer)
 
 
 def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:

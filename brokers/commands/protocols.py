@@ -7,6 +7,7 @@ works for protocols that this package does not know by name.
 import importlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import attrs
@@ -98,7 +99,7 @@ def _with_server(command: Callable[..., Any], plugin: Plugin) -> Callable[..., A
         if destroys is not None and not is_sure and not arguments.get("dry_run"):
             confirm(f"{destroys.format(**arguments)} on the server {name}")
         result = own() if wanted is None else own(**{wanted: place})
-        return _for_server(result, server, name if destroys else None)
+        return _for_server(result, server, folder_of(plugin), name if destroys else None)
 
     usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {_port_variable(plugin)})."
     port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
@@ -112,17 +113,17 @@ def _port_variable(plugin: Plugin) -> str:
     return f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
 
 
-def _for_server(result: Any, server: ServerAddress, name: str | None) -> Any:
+def _for_server(result: Any, server: ServerAddress, folder: Path, name: str | None) -> Any:
     """A command's result, for the server that it asks; with the server's `name`, if there is one."""
     if inspect.iscoroutine(result):
-        return _awaited(result, server, name)
+        return _awaited(result, server, folder, name)
     if isinstance(result, ApiRequest):
-        return attrs.evolve(result, server=server, name=name)
+        return attrs.evolve(result, server=server, folder=folder, name=name)
     return with_server(result, name)
 
 
-async def _awaited(result: Any, server: ServerAddress, name: str | None) -> Any:
-    return _for_server(await result, server, name)
+async def _awaited(result: Any, server: ServerAddress, folder: Path, name: str | None) -> Any:
+    return _for_server(await result, server, folder, name)
 
 
 def _broken(name: str, error: Failure) -> App:

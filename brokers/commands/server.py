@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers import plugins
 from brokers.commands.flags import host_command
 from brokers.commands.render import CommandResult, Listing, Several, json_value
 from brokers.commands.server_address import (
     DEFAULT_FOLDER,
     ServerAddress,
-    folder_of,
     require_folder,
     with_server,
 )
@@ -101,19 +99,9 @@ def drain(*, dry_run: DryRun = False, at: ServerAddress, json: Json = False) -> 
 
 def ask(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
-    default = DEFAULT_FOLDER if request.offline is None else folder_of(plugins.load(request.offline))
-    server = request.server.resolved(default)
+    client = request.server.client(request.folder or DEFAULT_FOLDER)
     with waiting("asking"):
-        try:
-            answer = request.ask(request.server.client(default))
-        except Failure as error:
-            if request.offline is None or error.code != ExitCode.UNAVAILABLE or server.url is not None:
-                raise
-            if not server.data_dir.is_dir():
-                raise
-            from brokers.commands import offline
-
-            answer = offline.ask(server.data_dir, request.offline, request.ask, server.config)
+        answer = request.ask(client)
     if request.lists is not None:
         return Listing(answer, {column.name: column.unit for column in KINDS[request.lists].columns})
     return with_server(answer, request.name)

@@ -184,7 +184,7 @@ class _Users:
 
             path = path_setting("access", "users_file", self._config) or folder / "users.toml"
             self._told = "; no server runs here that would have to be told"
-            return offline.ask_users(folder, path, question)
+            return offline.ask_users(path, question)
         self._told = "" if folder is None else "; the server knows"
         return answer
 

@@ -3,10 +3,7 @@
 A full collection walks all live objects, 0.3 us each: 80 ms with 20,000 topics. Nobody is served meanwhile.
 So after a long collection all objects are set apart (`gc.freeze`), and the next one walks only newer ones.
 Objects that are set apart are still freed by their count of references; only garbage in cycles stays. That is
-next to none: 94 objects of 10,000 connections that came, had 5,000,000 answers and went. So everything is
-walked again once twice as many objects are set apart as were alive at the last full walk. That is at most
-once a day. It holds the loop 0.05 s in an empty server, 0.4 s with 50,000 queues, 0.5 s with 10,000 clients
-more. To count what is set apart walks it, too, so that is as rare.
+next to none: 94 objects of 10,000 connections that came, had 5,000,000 answers and went.
 
 Full collections come after 15,000 new objects, not after Python's 77,000. Each object is walked once in both
 cases, and one collection takes a fifth of the time.
@@ -14,24 +11,20 @@ cases, and one collection takes a fifth of the time.
 Nothing is collected while the process starts: nearly all that it makes then stays, and was walked again and
 again. After a kill with 20,000 DMS queues a start takes 5.1 s of processor, and 6.2 s where it is.
 
-Measured by `make trial-fairness ARGS="--only topics"`, collections alone: 80 ms without it; 16 ms and 15 more
-for the count with it after 77,000 objects; 4 ms after 15,000.
+Measured by `make trial-fairness ARGS="--only topics"`, collections alone: 80 ms without it; 16 ms with it
+after 77,000 objects; 4 ms after 15,000.
 """
 
 import gc
 from collections.abc import Mapping
-from time import monotonic, perf_counter
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
 LONG_SECONDS = 0.003
 """A full collection that takes longer sets apart what it has walked."""
-WHOLE_SECONDS = 86_400.0
-"""The least time between two looks at how much is set apart, and so between two walks of everything."""
 OLD_MOST = 1
 """After so many collections of the middle generation, each of 7,700 new objects, the next is a full one."""
-FEW = 100_000
-"""How many more objects to walk do not matter."""
 
 
 class Collector:
@@ -40,10 +33,7 @@ class Collector:
     def __init__(self, collector: ModuleType | Any = gc) -> None:
         self._gc = collector
         self._began = 0.0
-        self._looked_at = 0.0  # monotonic: when it was last looked at how much is set apart
-        self._alive = 0  # objects, when everything was walked last
         self._thresholds = (0, 0, 0)
-        self._whole = False  # the next full collection walks everything
 
     def prepare(self) -> None:
         """Collect nothing until `install`, or `remove`."""
@@ -56,7 +46,6 @@ class Collector:
         self._gc.collect()  # of nothing: Python waits for a quarter more than the last one has walked
         self._thresholds = self._gc.get_threshold()
         self._gc.set_threshold(*self._thresholds[:2], OLD_MOST)
-        self._alive, self._looked_at = self._gc.get_freeze_count(), monotonic()
         self._gc.callbacks.append(self.told)
 
     def remove(self) -> None:
@@ -73,17 +62,5 @@ class Collector:
             return
         if phase == "start":
             self._began = perf_counter()
-            return
-        if perf_counter() - self._began < LONG_SECONDS and not self._whole:
-            return
-        self._gc.freeze()
-        now = monotonic()
-        if not self._whole and now - self._looked_at <= WHOLE_SECONDS:
-            return
-        self._looked_at = now
-        frozen = self._gc.get_freeze_count()
-        if self._whole:
-            self._alive, self._whole = frozen, False
-        elif frozen > 2 * self._alive + FEW:
-            self._gc.unfreeze()
-            self._whole = True
+        elif perf_counter() - self._began >= LONG_SECONDS:
+            self._gc.freeze()

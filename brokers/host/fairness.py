@@ -1,16 +1,14 @@
 """Measures how long the loop is held without a pause, and where. Nobody is served meanwhile.
 
-Under load a task that wakes every 25 ms sees how late it is. Where the loop wakes more rarely than that, each
-pass is timed instead, from the end of the wait for input to the next one. A thread that finds the loop late
-looks where it stands just then; it sleeps while the loop waits. That costs 0.2 % of a processor with load,
-0.1 % without. To time each pass under load, too, would cost 10 % of a message that comes alone.
+A task that wakes every 25 ms sees how late it is: of a stretch it misses as much at most. A thread that finds
+the loop late looks where it stands just then. Both cost 0.2 % of a processor. To time each pass of the loop
+would cost 10 % of a message that comes alone.
 """
 
 import math
 import sys
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from time import perf_counter, sleep, thread_time
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
 BEAT_SECONDS = 0.025
-PASSES = 4
-"""More passes of the loop than these in one beat are load."""
 LONG_SECONDS = 0.05
 """No client should hold the loop longer."""
 TOLD_SECONDS = 0.1
@@ -64,7 +60,7 @@ class Stretches:
         self.count, self.seconds, self.tell_at = 0, 0.0, now + TELL_SECONDS
 
 
-class LoopWatch(trio.abc.Instrument):
+class LoopWatch:
     """`longest_seconds`, `longest_at`: how late the loop was at most, and where. `long_count`: how often.
 
     `packages`: the protocols' packages. The innermost call of one of these is where the loop stood. `lately`:
@@ -83,13 +79,9 @@ class LoopWatch(trio.abc.Instrument):
             "give the server a processor and a disk that others do not use up"
         )
         self._tell_at = math.inf  # when the next of these is to be told
-        self._due = math.inf  # when the loop should be back here; inf: it waits for input
+        self._due = math.inf  # when the loop should be back here
         self._worked = 0.0  # seconds of processor that its thread had had when that was set
         self._at = ""  # where the thread saw the loop stand while that was late
-        self._passes = 0
-        self._counted_since = 0.0
-        self._busy = trio.Event()  # there is load
-        self._woken = threading.Event()  # the loop waits no more, for the thread
         self._over = False
         self.lately = Stretches()
         self.longest_seconds = 0.0
@@ -102,34 +94,12 @@ class LoopWatch(trio.abc.Instrument):
         threading.Thread(target=self._watch, args=args, name="loop watch", daemon=True).start()
         try:
             while True:
-                self._expect(BEAT_SECONDS)
+                self._worked = thread_time()
+                self._due = perf_counter() + BEAT_SECONDS
                 await trio.sleep(BEAT_SECONDS)
                 self._look()
-                self._expect(0)  # of the others in this pass
-                self._busy = trio.Event()
-                trio.lowlevel.add_instrument(self)
-                await self._busy.wait()
-                self._look()
         finally:
-            with suppress(KeyError):  # there is load, and it is not there
-                trio.lowlevel.remove_instrument(self)
             self._over = True
-            self._due = 0.0
-            self._woken.set()
-
-    def before_io_wait(self, timeout: float) -> None:
-        self._look()
-        self._due = math.inf
-
-    def after_io_wait(self, timeout: float) -> None:
-        self._expect(0)
-        self._woken.set()
-        if self._due - self._counted_since > BEAT_SECONDS:
-            self._passes, self._counted_since = 0, self._due
-        self._passes += 1
-        if self._passes > PASSES:
-            trio.lowlevel.remove_instrument(self)
-            self._busy.set()
 
     def samples(self) -> Iterator[Sample]:
         yield Sample(
@@ -144,11 +114,6 @@ class LoopWatch(trio.abc.Instrument):
             self.long_count,
             f"Times that it was over {LONG_SECONDS * 1000:g} ms.",
         )
-
-    def _expect(self, seconds: float) -> None:
-        """The loop should be back within so many seconds."""
-        self._worked = thread_time()
-        self._due = perf_counter() + seconds
 
     def _look(self) -> None:
         """The loop runs this task again: count how late it is."""
@@ -182,9 +147,6 @@ class LoopWatch(trio.abc.Instrument):
     def _watch(self, loop: int) -> None:
         """In the thread."""
         while not self._over:
-            self._woken.clear()
-            if self._due == math.inf:
-                self._woken.wait()
             sleep(BEAT_SECONDS)
             if not self._at and perf_counter() - self._due > LONG_SECONDS:
                 self._at = place_in(sys._current_frames().get(loop), self._packages)

@@ -18,10 +18,9 @@ import attrs
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.columns import TYPES
-from brokers.pipeline.archiving.files import Files
-from brokers.pipeline.archiving.folder import exists, files_at, final_files, newest
+from brokers.pipeline.archiving.folder import exists, final_files, newest
 from brokers.pipeline.archiving.manifest import ByteRange, LogState, Manifest
-from brokers.pipeline.archiving.places import place_of
+from brokers.pipeline.archiving.places import Files, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,17 +72,17 @@ def committed(files: Files) -> CommittedFiles:
 def paths(folder: str | Path) -> list[str]:
     """Return the path, or URL, of every committed Parquet file, for any reader of Parquet."""
     place = place_of(folder)
-    return [place.url(path) for _, path in committed(files_at(place)).named()]
+    return [place.url(path) for _, path in committed(place).named()]
 
 
 def position(folder: str | Path) -> Sequence[LogState]:
     """Return up to where each log is in the archive."""
-    return list(committed(files_at(place_of(folder))).manifest.logs.values())
+    return list(committed(place_of(folder)).manifest.logs.values())
 
 
 def columns(folder: str | Path) -> Mapping[str, str]:
     """Return the columns that are made of JSON, with their types in SQL. Older files have not all of them."""
-    return committed(files_at(place_of(folder))).manifest.columns
+    return committed(place_of(folder)).manifest.columns
 
 
 def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
@@ -94,7 +93,7 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
     is no part of PySpark (`hadoop-aws` for `s3a://`).
     """
     place = place_of(folder)
-    found = committed(files_at(place))
+    found = committed(place)
     schema = _schema(found)
     frames = []
     for base, some in (("", found.settled), (names.FRESH, found.fresh)):

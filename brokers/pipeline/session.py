@@ -59,8 +59,7 @@ def session(
     """Return a session with the source `logmq` registered: the one that runs already, if there is one.
 
     `config`: Spark's own settings, over ours. A process's first session also takes the driver's
-    (`spark.driver.memory`). Without a Java on the machine, the extra's is used. `sc://host:port` is a server
-    of Spark Connect; of settings it takes only `spark.sql...`. Raises NoSpark and NoJava.
+    (`spark.driver.memory`). Without a Java on the machine, the extra's is used. Raises NoSpark and NoJava.
     """
     require_spark()
     from pyspark.sql import SparkSession
@@ -68,24 +67,18 @@ def session(
     from brokers.pipeline import java
 
     running = SparkSession.getActiveSession()
-    remote = master.startswith("sc://") if running is None else _is_remote(running)
-    if running is None and not remote:
+    if running is None:
         java.use()
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings = _DEFAULTS | progress | (_LOCAL if is_local(master) else {}) | dict(config or {})
     settings = with_logging(settings)
-    if running is not None or remote:
+    if running is not None:
         settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
-    if running is not None and remote:
-        spark = running
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-    else:
-        builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.master(master)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.appName(name).getOrCreate()
+    builder = SparkSession.builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.appName(name).getOrCreate()
     register(spark)
     return spark
 
@@ -95,11 +88,6 @@ def register(spark: "SparkSession") -> None:
     from brokers.pipeline.source.data_source import LogmqDataSource, TableDataSource
 
     # Shipped first: a registered source keeps the list of files that its workers need.
-    if _is_remote(spark):
-        spark.addArtifacts(str(zip_of_ours()), pyfile=True)
-        spark.dataSource.register(LogmqDataSource)
-        spark.dataSource.register(TableDataSource)
-        return
     context = spark.sparkContext
     if not is_local(str(context.master)) or not _is_installed():
         context.addPyFile(str(zip_of_ours()))
@@ -128,11 +116,6 @@ def active(spark: "SparkSession") -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
-
-
-def _is_remote(spark: "SparkSession") -> bool:
-    """Whether it is a client of Spark Connect, which has no JVM and no context here."""
-    return not hasattr(spark, "sparkContext")
 
 
 def _workers_find_us(master: str) -> None:

@@ -265,10 +265,10 @@ class FromArchived:
 
     def __init__(self, path: Path) -> None:
         from brokers.pipeline.archive import committed
-        from brokers.pipeline.archiving.files import LocalFiles
+        from brokers.pipeline.archiving.places import place_of
 
         self._path = path
-        self._found = committed(LocalFiles(path))
+        self._found = committed(place_of(path))
         self._logs = {f"{log.key} {log.topic}": log for log in self._found.manifest.logs.values()}
         origin = self._found.manifest.origin
         self.frames: Frames | None = None

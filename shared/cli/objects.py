@@ -43,12 +43,10 @@ FIRST_SHOWN = ("position", "time", "bytes", "text", "base64")
 """Columns of messages that come first: the rest may not fit on a terminal."""
 
 
-def listed(kind: str, protocol: str, *, offline: bool = False, **query: str | None) -> ApiRequest:
+def listed(kind: str, protocol: str, **query: str | None) -> ApiRequest:
     """The result of a command that lists a protocol's objects; `query` narrows the list."""
     narrowed = {name: value for name, value in query.items() if value is not None}
-    return ApiRequest(
-        lambda api: api.rows(kind, protocol=protocol, **narrowed), protocol if offline else None, kind
-    )
+    return ApiRequest(lambda api: api.rows(kind, protocol=protocol, **narrowed), kind)
 
 
 def action_command(
@@ -58,7 +56,6 @@ def action_command(
     parts: Mapping[str, Any],
     *,
     question: str = "",
-    offline: bool = False,
     makes: bool = False,
     unsets: bool = False,
 ) -> Callable[..., ApiRequest]:
@@ -102,18 +99,18 @@ def action_command(
                 return {**name, **api.delete(*path, dry_run=dry_run)}
             return {**name, **api.post(*path, declared.name, dry_run=dry_run, **arguments)}
 
-        return ApiRequest(ask, protocol if offline else None)
+        return ApiRequest(ask)
 
     command.__doc__ = declared.help
     command.__signature__ = signature  # type: ignore[attr-defined]
     return destroys(question)(command) if question else command
 
 
-def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, offline: bool = False) -> None:
+def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str) -> None:
     """Add the commands of a queue's actions to a protocol's app. `add`: the decorator of its commands."""
 
     def made(declared: Declaration) -> Callable[..., ApiRequest]:
-        return action_command(protocol, "queues", declared, {"queue": QueueName}, offline=offline)
+        return action_command(protocol, "queues", declared, {"queue": QueueName})
 
     add(
         "peek jobs", "peek -q jobs -n 5 --json | jq -r .text", "peek jobs --contains 'order 42'", name="peek"

@@ -9,12 +9,11 @@ import attrs
 import pytest
 import trio
 import trio.lowlevel
-import trio.testing
 from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
 from brokers.host import fairness
-from brokers.host.fairness import BEAT_SECONDS, TOLD_SECONDS, LoopWatch
+from brokers.host.fairness import TOLD_SECONDS, LoopWatch
 
 
 def hold(seconds: float) -> None:
@@ -50,29 +49,6 @@ async def test_a_long_stretch_of_the_loop_is_known_by_where_it_stood_and_logged(
     assert values["loop_stretches_long_total"][0] >= len(told)
 
 
-async def test_a_loop_that_waits_for_input_is_left_alone_and_watched_from_when_it_goes_on() -> None:
-    watch = LoopWatch(get_logger())
-    steps = Steps()
-    stirred = trio.Event()
-
-    async def hold_when_stirred() -> None:
-        await stirred.wait()
-        hold(TOLD_SECONDS * 2)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch.run)
-        nursery.start_soon(hold_when_stirred)
-        await trio.testing.wait_all_tasks_blocked(BEAT_SECONDS * 3)
-        trio.lowlevel.add_instrument(steps)
-        await trio.to_thread.run_sync(sleep, BEAT_SECONDS * 8)
-        assert steps.count <= 3, "the end of the thread, and what wakes for that"
-        trio.lowlevel.remove_instrument(steps)
-        stirred.set()
-        await trio.sleep(BEAT_SECONDS * 2)
-        nursery.cancel_scope.cancel()
-    assert watch.longest_seconds > TOLD_SECONDS
-
-
 def test_the_place_is_in_our_code_and_not_in_a_library() -> None:
     frames: list[FrameType | None] = []
 
@@ -84,11 +60,3 @@ def test_the_place_is_in_our_code_and_not_in_a_library() -> None:
     (frame,) = frames
     assert frame is not None
     assert fairness.place_in(frame.f_back, ("tests",)).startswith(f"{__name__}:")
-
-
-class Steps(trio.abc.Instrument):
-    def __init__(self) -> None:
-        self.count = 0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.count += 1

@@ -217,9 +217,13 @@ def replayed(server: Server, *arguments: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def recorded(server: Server, protocol: str) -> list[dict[str, Any]]:
-    said = run_here("log", "dump", "recorded", protocol, "--json", "--data-dir", str(server.data)).stdout
-    return [json.loads(line) for line in said.splitlines()]
+def recorded(server: Server, protocol: str) -> list[PastMessage]:
+    source, _ = sources.opened(f"recorded:{protocol}", server.data, sources.Chosen())
+    try:
+        there = sources.extents_of(source)
+    except Failure:  # nothing yet
+        return []
+    return [record.message for record in sources.records_of(source, there, lambda text: None)]
 
 
 def values(server: Server, topic: str) -> list[str]:
@@ -274,11 +278,11 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         # Each to itself: with its sender, its properties, and other names.
         assert replayed(server, "recorded:pubsub", "--wire")["messages"] == 3
         until(lambda: len(recorded(server, "pubsub")) == 6)
-        assert {row["source"] for row in recorded(server, "pubsub")} == {sender}
+        assert {sent.sender.decode() for sent in recorded(server, "pubsub")} == {sender}
         assert replayed(server, "recorded:dmp", "--name", "orders.o*", "--rate", "max")["messages"] == 1
         assert trio.run(amqp, server, consume) == [(b"first", "orders.one", {"n": 7})] * 2
         replayed(server, "recorded:kqmsgq/q", "--map", "s/^/again-/", "--rate", "max")
-        until(lambda: [row["name"] for row in recorded(server, "kqmsgq")] == ["q", "again-q"])
+        until(lambda: [sent.name for sent in recorded(server, "kqmsgq")] == [b"q", b"again-q"])
 
         # Across, once, however often it is said.
         across = ("recorded:pubsub/hall/?", "--to", "logmq:hall-{name.2}", "--rate", "max")
@@ -294,8 +298,8 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         for address in ("amq.direct/x.{name.1}", "%61mq.direct/x.jobs"):
             assert replayed(server, "logmq:jobs", "--to", f"dmp:{address}", "--rate", "max")["messages"] == 2
         # The block of the last two may come later.
-        until(lambda: [row["name"] for row in recorded(server, "dmp")[-4:]] == ["amq.direct"] * 4)
-        assert {row["key"] for row in recorded(server, "dmp")[-4:]} == {"x.jobs"}
+        until(lambda: [sent.own.exchange for sent in recorded(server, "dmp")[-4:]] == [b"amq.direct"] * 4)
+        assert {sent.key for sent in recorded(server, "dmp")[-4:]} == {b"x.jobs"}
 
         # A queue that is named must be there: what goes to it is lost else.
         done = run_here(

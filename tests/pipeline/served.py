@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from brokers.pipeline.source.options import Reach, TopicChoice, Unverified
+from brokers.pipeline.source.options import Reach, TopicChoice
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.ranges import LogRange
 from brokers.pipeline.source.reader import LossPolicy
@@ -25,13 +25,13 @@ def lose(text: str) -> None:
     raise LostError(text)
 
 
-STRICT = LossPolicy(True, Unverified.READ, lose)
-TRUSTING = LossPolicy(False, Unverified.READ, lose)
+STRICT = LossPolicy(True, lose)
+TRUSTING = LossPolicy(False, lose)
 
 
 def telling(lost: list[str]) -> LossPolicy:
     """Goes on behind what is lost, and notes it."""
-    return LossPolicy(True, Unverified.READ, lost.append)
+    return LossPolicy(True, lost.append)
 
 
 def where(server: Server) -> str:

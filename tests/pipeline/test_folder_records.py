@@ -164,11 +164,8 @@ def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, v
     assert offset_of(len(RECORDS) - len(got)) == third.offset
 
 
-@pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
-def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_over_or_refused(
-    folder: Path, unverified: str
-) -> None:
-    first, second = entries_of(folder)[:2]
+def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read(folder: Path) -> None:
+    second = entries_of(folder)[1]
 
     def flag(flags: EntryFlag, **fields: int) -> None:
         changed = second._replace(flags=flags, **fields)
@@ -178,13 +175,7 @@ def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_ove
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
         values(options(folder), whole(folder))
     flag(EntryFlag.UNVERIFIED)
-    chosen = options(folder, unverified=unverified)
-    if unverified == "fail":
-        with pytest.raises(DataLoss, match="unverified"):
-            values(chosen, whole(folder))
-        return
-    left_out = RECORDS[: first.records] + RECORDS[first.records + second.records :]
-    assert values(chosen, whole(folder)) == (RECORDS if unverified == "read" else left_out)
+    assert values(options(folder), whole(folder)) == RECORDS
 
 
 def test_a_topic_that_is_made_again_while_its_files_are_opened_is_not_read(

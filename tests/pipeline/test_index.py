@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.source import folder
 from brokers.pipeline.source.folder import LogIndex
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry, pack_index_entry
 from shared.storage.index import entry_position
@@ -41,8 +39,8 @@ def opened(entries: Sequence[IndexEntry], states: Sequence[str], more: bytes = b
     return LogIndex(disk, fd, LOG_ID)
 
 
-@given(data=st.data(), near=st.integers(1, 3), block=st.integers(1, 4))
-def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near: int, block: int) -> None:
+@given(data=st.data())
+def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 12))
     trimmed = data.draw(st.integers(0, count))
     states = [ZERO] * trimmed + data.draw(
@@ -55,23 +53,20 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
     lengths = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 2]), min_size=count, max_size=count))
     entries = laid(lengths, gaps)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "NEAR_ENTRIES", near)
-        patch.setattr(folder, "BLOCK_ENTRIES", block)
-        found = opened(entries, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
-        good = [entry for entry, state in zip(entries, states, strict=True) if state == GOOD]
-        assert found.count == count
-        assert found.last() == (good[-1] if good else None)
-        for time in range(-1, 2 * count + 2):
-            later = [entry for entry in good if entry.last_ms >= time]
-            assert found.at_time(time) == (later[0] if later else None)
-        end = entries[-1].end if entries else 0
-        for offset in range(end + 2):
-            before = [entry for entry in good if entry.offset <= offset]
-            assert found.at_or_before(offset) == (before[-1] if before else None)
-            for stop in (offset, offset + 1, offset + 4, end + 1):
-                touching = [entry for entry in good if entry.end > offset and entry.offset < stop]
-                assert list(found.entries(offset, stop)) == touching
+    found = opened(entries, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
+    good = [entry for entry, state in zip(entries, states, strict=True) if state == GOOD]
+    assert found.count == count
+    assert found.last() == (good[-1] if good else None)
+    for time in range(-1, 2 * count + 2):
+        later = [entry for entry in good if entry.last_ms >= time]
+        assert found.at_time(time) == (later[0] if later else None)
+    end = entries[-1].end if entries else 0
+    for offset in range(end + 2):
+        before = [entry for entry in good if entry.offset <= offset]
+        assert found.at_or_before(offset) == (before[-1] if before else None)
+        for stop in (offset, offset + 1, offset + 4, end + 1):
+            touching = [entry for entry in good if entry.end > offset and entry.offset < stop]
+            assert list(found.entries(offset, stop)) == touching
 
 
 def test_without_a_file_it_has_nothing() -> None:

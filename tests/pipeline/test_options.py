@@ -15,7 +15,6 @@ from brokers.pipeline.source.options import (
     At,
     PositionKind,
     SourceOptions,
-    Unverified,
     parse,
 )
 from shared.errors import ConfigError
@@ -36,7 +35,6 @@ def test_what_is_not_said_is_as_for_kafka() -> None:
     assert batch.verify_crc
     assert batch.namespace == "logmq"
     assert (batch.max_offsets, batch.max_bytes, batch.min_partitions) == (None, None, None)
-    assert batch.unverified is Unverified.READ
 
 
 def test_case_of_a_name_does_not_matter() -> None:
@@ -128,14 +126,6 @@ def test_sizes_have_units(text: str, size: int) -> None:
     assert options(maxBytesPerTrigger=text).max_bytes == size
 
 
-def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
-    given = {"servers": "a", "subscribe": "orders"}
-    assert parse(given | {"group": "billing"}, streaming=True).group == "billing"
-    for streaming, name in ((True, "no group!"), (True, "a\nDELETE orders"), (False, "billing")):
-        with pytest.raises(ConfigError, match=r"^group: "):
-            parse(given | {"group": name}, streaming=streaming)
-
-
 @pytest.mark.parametrize(
     ("streaming", "given", "named"),
     [
@@ -161,7 +151,6 @@ def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
         (None, {"maxBytesPerTrigger": "8 parsecs"}, "maxBytesPerTrigger"),
         (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         (None, {"verifyCrc": "1"}, "verifyCrc"),
-        (None, {"unverified": "hope"}, "unverified"),
         (None, {"startingOffsets": '{"order": 7}'}, "startingOffsets"),
         (None, {"startingOffsets": '{"orders": 7, "orders": 8}'}, "startingOffsets"),
         (None, {"startingOffsets": '{"orders":' * 9999}, "startingOffsets"),
@@ -171,7 +160,6 @@ def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
         (None, {"namespace": ""}, "namespace"),
         (None, {"tls": "true"}, "tls"),
         (None, {"replyTimeoutMs": "5"}, "replyTimeoutMs"),
-        (None, {"group": "billing"}, "group"),
         (True, {"endingOffsets": "latest"}, "endingOffsets"),
         (True, {"endingTimestamp": "5"}, "endingTimestamp"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),

@@ -8,20 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.pipeline.source.folder import RangeReader
-from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.ranges import LogRange
 from brokers.pipeline.source.reader import LossPolicy
 from shared.storage.format import EntryFlag, IndexEntry
 
-GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD = "good", "flipped", "lost", "unverified", "untold"
+GOOD, FLIPPED, LOST, UNTOLD = "good", "flipped", "lost", "untold"
 SAYS = {
     FLIPPED: "these are not the bytes that were written (CRC)",
     LOST: "the journal lost what stood here",
-    UNVERIFIED: "unverified: nothing says that these are the bytes written",
     UNTOLD: "the index says nothing of what stands here (brokers fsck --repair makes it again)",
     "short": "the file is too short",
 }
-FLAGS = {LOST: EntryFlag.DAMAGED, UNVERIFIED: EntryFlag.UNVERIFIED}
+FLAGS = {LOST: EntryFlag.DAMAGED}
 
 
 def as_of_now(why: str, offset: int, first_kept: int | None) -> str:
@@ -34,11 +32,7 @@ def as_of_now(why: str, offset: int, first_kept: int | None) -> str:
 @given(data=st.data())
 def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=8))
-    states = [
-        data.draw(st.sampled_from([GOOD, GOOD, GOOD, FLIPPED, FLIPPED, LOST, UNVERIFIED, UNTOLD]))
-        for _ in lengths
-    ]
-    unverified = data.draw(st.sampled_from(Unverified))
+    states = [data.draw(st.sampled_from([GOOD, GOOD, GOOD, FLIPPED, FLIPPED, LOST, UNTOLD])) for _ in lengths]
     end = sum(lengths)
     log = bytes(range(1, end + 1))
     file_bytes = data.draw(st.just(end) | st.just(end) | st.integers(0, end))
@@ -56,16 +50,14 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
         if state == FLIPPED:
             stored[entry.offset] ^= 0x80
         wrong = state
-        if state == UNVERIFIED and unverified is Unverified.READ:
-            wrong = GOOD
         if wrong in (GOOD, FLIPPED) and entry.end > file_bytes:
             wrong = "short"
         if wrong == GOOD and entry in entries:
             good.append(entry)
-        if wrong != GOOD and not (wrong == UNVERIFIED and unverified is Unverified.SKIP):
+        if wrong != GOOD:
             why |= dict.fromkeys(range(max(entry.offset, start), min(entry.end, stop)), SAYS[wrong])
     told: list[str] = []
-    policy = LossPolicy(True, unverified, told.append)
+    policy = LossPolicy(True, told.append)
     span = LogRange("here", "orders", 1, start, stop)
     stored = stored[:file_bytes]
     reader = RangeReader(

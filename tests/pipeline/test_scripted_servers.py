@@ -6,11 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import attrs
 import pytest
 from crc32c import crc32c
 
-from brokers.pipeline.source.options import Reach, Unverified
+from brokers.pipeline.source.options import Reach
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.ranges import LogRange
 from brokers.pipeline.source.servers import ServerReader
@@ -223,13 +222,10 @@ def test_a_loss_that_is_passed_over_is_told_once_and_yields_nothing(
     assert re.search(f"orders in .*: offsets 0 to 5 are lost: .*{text}", lost[0])
 
 
-@pytest.mark.parametrize("unverified", list(Unverified))
-def test_what_is_unverified_a_server_does_not_say_so_it_is_read_whatever_the_option(
-    unverified: Unverified,
-) -> None:
-    """Otherwise than of a folder. That no entry covers a range says nothing about its bytes."""
+def test_a_range_that_no_entry_covers_is_read() -> None:
+    """Otherwise than of a folder: it says nothing about its bytes."""
     with scripted(ENDS, b"END\n", CHUNK) as served:
-        assert read(served, of(served), attrs.evolve(STRICT, unverified=unverified)) == ONE
+        assert read(served, of(served), STRICT) == ONE
 
 
 def test_where_no_entry_can_be_had_an_offset_is_taken_as_it_is_and_a_log_is_not_cut() -> None:

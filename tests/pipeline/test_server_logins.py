@@ -1,4 +1,4 @@
-"""The source and the sink log in: by options, by URLs, by the driver's variables; and show no password."""
+"""The source and the sink log in: by options, by the driver's variables; and show no password."""
 
 import pickle
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pipeline.source.options import Reach, parse, parse_sink
+from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.planning import open_reader
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User, written_users
 from shared.errors import ConfigError
-from tests.pipeline.served import IMPATIENT, ORDERS, where
+from tests.pipeline.served import ORDERS, where
 from tests.support.server import Server, speak
 
 PASSWORD = "planted pass:word"
@@ -38,21 +38,18 @@ def server(folder: Path) -> Iterator[Server]:
         yield served
 
 
-def found(server: Server, url: str = "", **given: str) -> list[str]:
-    there = {"servers": f"{url}{where(server)}", "subscribe": "orders", "retryTimeoutMs": "50"}
+def found(server: Server, **given: str) -> list[str]:
+    there = {"servers": where(server), "subscribe": "orders", "retryTimeoutMs": "50"}
     options = parse(there | given)
     pickle.dumps(options.reach)  # it goes to executors
     with open_reader(options, *options.sources) as origin:
         return list(origin.logs(ORDERS))
 
 
-def test_options_urls_and_variables_log_in(
-    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_and_variables_log_in(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = str(folder / "right")
     assert found(server) == []  # what is refused to nobody is as if it were not there
     assert found(server, user="ann", passwordFile=right) == ["orders"]
-    assert found(server, "logmq://ann@", PASSWORDFILE=right) == ["orders"]
     monkeypatch.setenv("BROKERS_USER", "ann")
     monkeypatch.setenv("BROKERS_PASSWORD_FILE", right)
     assert found(server) == ["orders"]
@@ -69,9 +66,8 @@ def test_a_wrong_password_is_refused_and_not_shown(server: Server, folder: Path)
     [
         ({"passwordFile": "p"}, "passwordFile: needs user"),
         ({"user": "ann"}, "user: needs passwordFile"),
-        ({"servers": "logmq://ann:planted@a"}, "servers: a URL holds no password"),
-        ({"servers": "ann:planted@a"}, "servers: a host's name has no @"),
-        ({"servers": "logmq://ann@a,b"}, "servers: its URLs say the same"),
+        ({"servers": "logmq://ann:planted@a"}, "servers: a server is host:port"),
+        ({"servers": "ann:planted@a"}, "servers: a server is host:port"),
         ({"password": "planted"}, "password: the source has no such option; did you mean passwordFile"),
     ],
 )
@@ -79,13 +75,3 @@ def test_what_names_no_login_is_refused_without_showing_it(given: dict[str, str]
     with pytest.raises(ConfigError, match=text) as refused:
         parse({"servers": "a", "subscribe": "t", **given})
     assert "planted" not in str(refused.value)
-
-
-def test_a_url_is_the_same_server_as_its_address() -> None:
-    url = "logmq+tls://ann@a:81?password-file=/p&ca=/c"
-    options = parse({"servers": url, "subscribe": "t"})
-    assert options.servers == parse({"servers": "a:81", "subscribe": "t"}).servers
-    reach = Reach(tls=True, ca="/c", user="ann", password_file="/p")
-    assert options.reach == reach
-    assert parse_sink({"servers": url, "topic": "t"}, streaming=False).reach == reach
-    assert IMPATIENT.login().user == ""

@@ -35,7 +35,6 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
         ({"servers": "a..b:1"}, "servers: 'a..b:1' is not host:port"),
         ({"servers": "http://a:1"}, "servers: 'http://a:1' is not host:port"),
         ({"namespace": "dms"}, "namespace: only a data folder"),
-        ({"unverified": "fail"}, "unverified: only a data folder"),
         ({"subscribe": "t,a b"}, "subscribe: 'a b': a name is"),
     ],
 )

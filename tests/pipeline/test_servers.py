@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-from brokers.pipeline.source import data_source, stream
+from brokers.pipeline.source import stream
 from brokers.pipeline.source.options import Reach, TopicChoice, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.ranges import LogRange
@@ -237,30 +237,6 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(
     again = follow(parse(given | {"failOnDataLoss": "false"}, streaming=True), a_while_ago)
     assert ranges(a_while_ago, again) == [(0, len(LOG))]
     assert capsys.readouterr().err.count("\n") == 2  # it was not there at first
-
-
-def test_a_stream_commits_its_place_to_its_group(fresh: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    produce(fresh, "orders", MESSAGES[:100])
-    produce(fresh, "bills", [b"bill"])
-    place = where(fresh)
-    given = {"servers": place, "subscribe": "orders,bills", "startingOffsets": "earliest", "group": "billing"}
-    reader = data_source.StreamReader(parse(given | {"maxOffsetsPerTrigger": "60"}, streaming=True))
-    limit = reader.getDefaultReadLimit()
-
-    def committed() -> bytes:
-        return speak(fresh.address("logmq"), b"COMMITTED billing orders\nCOMMITTED billing bills\n")
-
-    first = reader.latestOffset(reader.initialOffset(), limit)
-    assert committed().count(b"ERR NO_COMMIT") == 2  # it is planned, and not processed
-    reader.latestOffset(first, limit)
-    assert committed() == b"OK %d\nOK 8\n" % sum(LENGTHS[:59])
-    for spoken in (b"DELETE bills\n", b"DELETE orders\nPRODUCE orders x\n"):
-        speak(fresh.address("logmq"), spoken)
-    lenient = data_source.StreamReader(parse(given | {"failOnDataLoss": "false"}, streaming=True))
-    lenient.latestOffset(first, limit)
-    said = capsys.readouterr().err
-    assert f"orders on {place}: the place of group billing is not kept: " in said
-    assert f"bills on {place}: the place of group billing is not kept: NO_TOPIC" in said
 
 
 def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:

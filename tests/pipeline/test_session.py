@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 import sysconfig
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.pipeline.session import is_local, register, session, zip_of_ours
+from brokers.pipeline.session import is_local, register, zip_of_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,39 +57,6 @@ def test_a_source_is_registered_in_one_session_though_another_that_is_active_has
     register(spark)
     register(spark.newSession())
     assert spark.getActiveSession() is active
-
-
-class Remote:
-    """A session as Spark Connect has it: without a JVM or a context. What it is told, in order."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.dataSource = SimpleNamespace(register=lambda source: self.told.append(source.name()))
-        self.conf = SimpleNamespace(set=lambda key, value: self.told.append((key, value)))
-
-    def addArtifacts(self, *paths: str, pyfile: bool) -> None:  # noqa: N802 - Spark's name
-        assert pyfile
-        self.told += paths
-
-
-def test_the_source_is_shipped_to_a_server_of_spark_connect_and_then_registered() -> None:
-    remote = Remote()
-    register(remote)  # type: ignore[arg-type]
-    assert remote.told == [str(zip_of_ours()), "logmq", "logmq-table"]
-
-
-def test_a_session_of_spark_connect_that_runs_is_taken_and_told_what_it_may_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from pyspark.sql import SparkSession
-
-    remote = Remote()
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: remote)
-    assert session(config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "7"}) is remote  # type: ignore[comparison-overlap]
-    *settings, _, name, table = remote.told
-    assert ("spark.sql.shuffle.partitions", "7") in settings
-    assert all(key.startswith("spark.sql.") for key, _ in settings)
-    assert (name, table) == ("logmq", "logmq-table")
 
 
 def test_a_shuffle_needs_no_library_that_java_unpacks(spark: "SparkSession") -> None:

@@ -144,8 +144,8 @@ def test_more_writers_than_a_server_remembers_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "WRITERS_MAX", 4)
-    for pieces, idempotent, told in ((512, "true", False), (513, "true", True), (513, "false", False)):
-        options = parse_sink({"servers": "here", "idempotent": idempotent}, streaming=False)
+    for pieces, told in ((512, False), (513, True)):
+        options = parse_sink({"servers": "here"}, streaming=False)
         sink.BatchWriter(options).commit([sink.Done({"many": pieces}, 1), None])
         assert ("had 5 writers" in capsys.readouterr().err) is told
 
@@ -155,7 +155,7 @@ class Written:
 
     pieces: ClassVar[list[tuple[int, str, int, PackedRecords]]] = []
 
-    def __init__(self, server: Address, reach: object, epoch: int, *, idempotent: bool) -> None:
+    def __init__(self, server: Address, reach: object, epoch: int) -> None:
         self.epoch = epoch
 
     def write(self, piece: PackedRecords, name: str, number: int) -> None:
@@ -265,7 +265,6 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
         ({"servers": "a", "writer": "x" * 121}, "writer: longer than 120"),
         ({"servers": "a", "epoch": "1"}, "epoch: needs the option writer"),
         ({"servers": "a", "writer": "w"}, "writer: needs the option epoch"),
-        ({"servers": "a", "writer": "w", "epoch": "1", "idempotent": "false"}, "writer: is for writing once"),
         ({"servers": "a", "subscribePattern": "["}, "subscribePattern: not a regular expression"),
         ({"servers": "a", "writer": "w", "epoch": "-1"}, "epoch: not a whole number"),
         ({"servers": "a", "batchBytes": "65m"}, "batchBytes: above 67108864"),

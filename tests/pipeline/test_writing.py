@@ -29,11 +29,9 @@ def write(
     pieces: Sequence[PackedRecords],
     epoch: int = 0,
     name: str = "w",
-    *,
-    idempotent: bool = True,
 ) -> None:
     address, reach = Address(*server.address("logmq")), Reach(retry_seconds=60)
-    with closing(Writer(address, reach, epoch, idempotent=idempotent)) as writer:
+    with closing(Writer(address, reach, epoch)) as writer:
         numbers: Counter[str] = Counter()
         for piece in pieces:
             writer.write(piece, name, numbers[piece.topic])
@@ -90,17 +88,6 @@ def test_what_cannot_be_read_back_is_no_proof_that_it_is_the_same(
         monkeypatch.setattr(Link, "receive_chunk", lambda self, allocate, refused=refused: refused)
         with pytest.raises(NotWritten, match=text):
             write(server, some)
-
-
-def test_what_is_written_at_least_once_is_remembered_by_nobody(server: Server) -> None:
-    some = pieces("plain", 3)
-    for _ in range(2):
-        write(server, some, idempotent=False)
-    assert log(server, "plain") == joined([*some, *some])
-    with pytest.raises(NotWritten, match="a row's topic is"):
-        write(server, [PackedRecords(".t", encode([b"x"])[0], 1)], idempotent=False)
-    with pytest.raises(NotWritten, match="TOO_LARGE"):
-        write(server, [PackedRecords("large", encode([bytes(1 << 21)])[0], 1)], idempotent=False)
 
 
 @pytest.mark.parametrize(

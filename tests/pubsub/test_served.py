@@ -93,13 +93,11 @@ def test_what_subscribers_rely_on_outlives_kill_9_and_a_clean_stop(new_server: N
     wrong = run_here("pubsub", "subscribe", "--since", "tomorrow", "k/*", *port)
     assert (wrong.returncode, "--since" in wrong.stderr) == (ExitCode.USAGE, True)
     assert server.stop() == 0
-    assert '"kept": 20' in rows(server), "asked on the folder itself, which changes nothing"
 
     with subscribed(server.start().address("pubsub"), b"away") as again:
         assert topics_of(again, 20) == [b"k/%d" % (number % 5) for number in range(20)]
         until(lambda: '"kept": 20' not in rows(server))
         server.kill()
-    assert '"kept": 20' not in rows(server), "it was sent once"
 
 
 def test_a_subscription_that_is_no_utf_8_is_found_by_the_name_that_the_list_shows(server: Server) -> None:

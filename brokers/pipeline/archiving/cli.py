@@ -178,9 +178,8 @@ def archived(
     everything from "first" up to "end" is there.
     """
     from brokers.pipeline.archive import REMOVED, committed, faults
-    from brokers.pipeline.archiving.folder import files_at
 
-    files = files_at(_a_place(folder))
+    files = _a_place(folder)
     rows = [
         {
             "topic": log.topic,

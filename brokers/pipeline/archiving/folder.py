@@ -32,10 +32,8 @@ import attrs
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.bucket import BucketFiles
-from brokers.pipeline.archiving.files import Files, LocalFiles
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, Files
 from shared.errors import StoreInUse
 from shared.storage import format
 from shared.storage.lock import FolderLock
@@ -65,7 +63,7 @@ def opened(place: ArchivePlace, origin: str) -> Iterator["ArchiveFolder"]:
     for an archive of another kind.
     """
     if isinstance(place, BucketPlace):
-        folder = ArchiveFolder(files_at(place), origin, is_locked=False)
+        folder = ArchiveFolder(place, origin, is_locked=False)
         folder.recover()
         yield folder
         return
@@ -78,16 +76,9 @@ def opened(place: ArchivePlace, origin: str) -> Iterator["ArchiveFolder"]:
         holder = str(error).removeprefix(f"{hidden} is in use by ")
         raise ArchiveInUse(f"{path} is being written by another archiver ({holder})") from None
     with lock:
-        folder = ArchiveFolder(files_at(place), origin)
+        folder = ArchiveFolder(place, origin)
         folder.recover()
         yield folder
-
-
-def files_at(place: ArchivePlace) -> Files:
-    """Return the files of an archive, to read."""
-    if isinstance(place, BucketPlace):
-        return BucketFiles(place.store())
-    return LocalFiles(Path(place.url("")))
 
 
 def newest(files: Files) -> Manifest | None:
@@ -324,7 +315,7 @@ def _check_format(data: bytes) -> None:
 
 def _below(files: Files, folder: str) -> Iterator[str]:
     """Yield every file below a folder. Folders are partitions: `topic=`, `date=`, `hour=`."""
-    if isinstance(files, BucketFiles):
+    if isinstance(files, BucketPlace):
         yield from files.walk(folder)
         return
     for name in files.names(folder):

@@ -18,10 +18,9 @@ import attrs
 
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archive import committed
-from brokers.pipeline.archiving.bucket import BucketReader
 from brokers.pipeline.archiving.folder import ArchiveFolder, ArchiveInUse
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, require
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, BucketReader, require
 from shared.errors import UsageError
 
 if TYPE_CHECKING:

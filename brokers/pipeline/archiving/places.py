@@ -1,14 +1,24 @@
 """Where an archive lies: a folder of this machine, or a prefix in an object store's bucket.
 
-An `ArchivePlace` travels to executors, which put finished Parquet files there. A file is seen under its name
-whole or not at all: a folder renames it, and an object store makes an object of it with its last byte.
+The driver has its `Files`; tests cut between any two of their operations, on the storage tests' fake disk. An
+`ArchivePlace` travels to executors, too, which put finished Parquet files there. A file is seen under its
+name whole or not at all: a folder renames it, and an object store makes an object of it with its last byte.
+
+Unlike a data folder, an archive is for others to read, so its files get the rights that the umask leaves. It
+has a folder for each topic and day, too many for handles that stay open, as `OsDisk` keeps them. A bucket has
+no folders, no rename, and no lock. What must be written once is created if absent there. A rename is a copy
+within the store, and then a delete: a crash between them leaves both, and the rename is done again. Names are
+durable when their object is.
 """
 
 import importlib.util
+import io
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,13 +28,29 @@ from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.manifest import Part
 from brokers.pipeline.source.options import BUCKET_URL
-from shared.local_path import local_path
+from shared.local_path import local_path, sync_folder
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-class ArchivePlace(Protocol):
+class Files(Protocol):
+    """Files below one folder; paths are relative to it. Raises OSError."""
+
+    def read_whole(self, path: str) -> bytes: ...
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Create a file, synced; its name is durable once the folder is synced. Raises FileExistsError."""
+
+    def sync_folder(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def make_folder(self, path: str) -> None: ...
+    def remove_folder(self, path: str) -> None: ...
+    def names(self, path: str) -> Sequence[str]: ...
+
+
+class ArchivePlace(Files, Protocol):
     """Where executors put files. `below`: the folder above the topics' own."""
 
     @property
@@ -68,6 +94,78 @@ class FolderPlace:
     def url(self, path: str) -> str:
         return str(self.root / path)
 
+    def read_whole(self, path: str) -> bytes:
+        return (self.root / path).read_bytes()
+
+    def write_new(self, path: str, data: bytes) -> None:
+        with (self.root / path).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync_folder(self, path: str) -> None:
+        sync_folder(self.root / path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.root / old, self.root / new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self.root / path)
+
+    def make_folder(self, path: str) -> None:
+        (self.root / path).mkdir(exist_ok=True)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder of files: at once for whoever looks, since it gets another name first."""
+        gone = (self.root / path).parent / ".removed"
+        shutil.rmtree(gone, ignore_errors=True)
+        (self.root / path).rename(gone)
+        shutil.rmtree(gone)
+
+    def names(self, path: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(self.root / path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Turn the store's errors into OSError. That nothing is there is FileNotFoundError already."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        raise OSError(str(error).partition("\n")[0]) from error
+
+
+class BucketReader(io.RawIOBase):
+    """An object as a file to read, by ranges. pyarrow takes obstore's own reader for a closed one."""
+
+    def __init__(self, store: "ObjectStore", path: str) -> None:
+        self.length: int = store.head(path)["size"]
+        self._store, self._path, self._at = store, path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self.length)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self.length if size < 0 else min(self._at + size, self.length)
+        data = bytes(self._store.get_range(self._path, start=self._at, end=end)) if end > self._at else b""
+        self._at += len(data)
+        return data
+
 
 @attrs.frozen
 class BucketPlace:
@@ -94,16 +192,76 @@ class BucketPlace:
         return f"{self.prefix}/{path}"
 
     def store(self) -> "ObjectStore":
-        """Open the store. Raises Failure for an address or settings that it does not take."""
-        require_obstore()
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
+        """The store, opened once in a process. Raises Failure for an address or settings that it refuses."""
+        return _store(self.prefix, tuple(sorted(self.config.items())))
 
-        plain = any(at.startswith("http://") for at in (self.config.get("endpoint", ""), _endpoint()))
+    def read_whole(self, path: str) -> bytes:
+        with _as_os_errors():
+            return bytes(self.store().get(path).bytes())
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Create the object. Raises FileExistsError if there is one with other bytes.
+
+        A PUT whose answer was lost may have been done, and a second try of it is refused then. What is read
+        back tells.
+        """
+        from obstore.exceptions import BaseError
+
         try:
-            return from_url(self.prefix, **self.config, client_options={"allow_http": plain})  # type: ignore[call-overload, no-any-return]
-        except (BaseError, ValueError) as error:
-            raise Failure(f"{self.prefix}: {error}", ExitCode.CONFIGURATION) from None
+            self.store().put(path, data, mode="create")
+        except BaseError as error:
+            try:
+                there = self.read_whole(path)
+            except FileNotFoundError:
+                raise OSError(str(error).partition("\n")[0]) from error
+            if there != data:
+                raise FileExistsError(path) from None
+
+    def sync_folder(self, path: str) -> None:
+        pass
+
+    def make_folder(self, path: str) -> None:
+        pass
+
+    def remove_folder(self, path: str) -> None:
+        with _as_os_errors():
+            self.store().delete(list(self.walk(path)))
+
+    def rename(self, old: str, new: str) -> None:
+        with _as_os_errors():
+            self.store().copy(old, new)
+            self.store().delete(old)
+
+    def unlink(self, path: str) -> None:
+        with _as_os_errors():
+            self.store().delete(path)
+
+    def names(self, path: str) -> Sequence[str]:
+        with _as_os_errors():
+            found = self.store().list_with_delimiter(f"{path}/" if path else None)
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return sorted(each.rpartition("/")[2] for each in paths)
+
+    def walk(self, path: str) -> Iterator[str]:
+        """Yield every path below a folder: a request for a thousand, where folders would be one each."""
+        with _as_os_errors():
+            for some in self.store().list(f"{path}/"):
+                for each in some:
+                    yield each["path"]
+
+
+@cache
+def _store(prefix: str, config: tuple[tuple[str, str], ...]) -> "ObjectStore":
+    require_obstore()
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    said = dict(config)
+    plain = any(at.startswith("http://") for at in (said.get("endpoint", ""), _endpoint()))
+    try:
+        return from_url(prefix, **said, client_options={"allow_http": plain})  # type: ignore[call-overload, no-any-return]
+    except (BaseError, ValueError) as error:
+        raise Failure(f"{prefix}: {error}", ExitCode.CONFIGURATION) from None
 
 
 def _endpoint() -> str:

@@ -1,7 +1,6 @@
 """What Spark sees: the formats `logmq` and `logmq-table`, as batches and as streams."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -24,14 +23,12 @@ from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import planning, ranges, rows, sink, stream
 from brokers.pipeline.source.framing import IN_INDEX, SCHEMA, are_in_index
-from brokers.pipeline.source.options import Server, SourceOptions, parse
+from brokers.pipeline.source.options import SourceOptions, parse
 from brokers.pipeline.source.planning import open_readers
 from brokers.pipeline.source.ranges import LogRange
-from brokers.pipeline.source.reader import warn
-from brokers.pipeline.source.servers import ServerReader
 from brokers.pipeline.tables import table_of
 from brokers.pipeline.workers import prepare
-from shared.errors import BrokerError, ConfigError
+from shared.errors import ConfigError
 
 COLUMNS = from_arrow_schema(SCHEMA)
 _INSTEAD = (
@@ -95,7 +92,6 @@ _TABLE = "table"
 _WHICH = f"which logs are read, option {_TABLE} says"
 _NOT_OF_TABLES = {
     **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
-    "maxvaluebytes": "records are decoded whole",
 }
 
 
@@ -172,7 +168,6 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
         super().__init__(options, columns, read)
         self._target: stream.Target | None = None
         self._behind: dict[str, Any] | None = None
-        self._committed: dict[str, Mapping[str, int]] = {}
 
     def initialOffset(self) -> stream.Offset:  # noqa: N802 - as all of these
         return stream.INITIAL
@@ -190,7 +185,6 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:  # noqa: N802
         options = self._options
-        self._commit(start)
         bound = stream.Limit(options.max_offsets, options.max_bytes)
         if isinstance(limit, ReadAllAvailable):
             bound = stream.Limit()
@@ -202,28 +196,6 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
         """Return what is behind the last planned batch. Spark shows it with the query's progress."""
         return self._behind
 
-    def _commit(self, offset: stream.Offset) -> None:
-        """Tell the servers how far the group is: everything before `offset` has been processed.
-
-        It is done here because Spark's own `commit` comes with the next batch. A failure is only a warning,
-        since nothing depends on it.
-        """
-        options = self._options
-        if options.group is None:
-            return
-        for source, offsets in stream.offsets(options, offset).items():
-            if self._committed.get(source) == offsets:
-                continue
-            try:
-                with closing(ServerReader(Server.parse(source), options.reach)) as server:
-                    for topic, refused in server.commit(options.group, offsets).items():
-                        warn(
-                            f"{topic} on {source}: the place of group {options.group} is not kept: {refused}"
-                        )
-                self._committed[source] = offsets
-            except (OSError, BrokerError) as error:
-                warn(f"{source}: the places of group {options.group} are not kept: {error}")
-
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
         return shares(self._options, stream.ranges(self._options, start, end), self._columns)
 
@@ -232,7 +204,7 @@ def shares(
     options: SourceOptions, planned: Sequence[LogRange], columns: Sequence[str]
 ) -> list[InputPartition]:
     """Divide ranges into tasks. The value of each is the ranges that it reads."""
-    sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
+    sparing = not options.servers and are_in_index(columns)
     size = ranges.SPLIT_BYTES_SPARING if sparing else ranges.SPLIT_BYTES
     with open_readers(options) as readers:
 

@@ -8,6 +8,7 @@ index again.
 `FolderReader` finds the logs, `LogIndex` reads an index, and `RangeReader` reads the records.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from pathlib import Path
 import attrs
 from crc32c import crc32c
 
-from brokers.pipeline.source.options import TopicChoice, Unverified
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.ranges import LogRange, RecordChunk, chunk_groups, sound_chunks
 from brokers.pipeline.source.reader import LossPolicy, SourceReader, dropped, lost
 from shared.storage import format, index
@@ -184,10 +185,6 @@ class FolderReader(SourceReader):
             yield index
 
 
-BLOCK_ENTRIES = 1024
-NEAR_ENTRIES = 256
-
-
 class LogIndex:
     """The index file of a log, read where it is needed: the index of a terabyte is a gigabyte.
 
@@ -209,75 +206,58 @@ class LogIndex:
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
-        number = max(self._bisect(lambda entry: entry.end <= start), 0)
-        for _, entry in self._good(number, BLOCK_ENTRIES):
-            if entry.offset >= stop:
+        if self._fd is None:
+            return
+        number = self._first(lambda entry: entry.end > start)
+        for entry in index.stored_entries(self._disk, self._fd, self.log_id, number, self.count):
+            if entry is not None and entry.offset >= stop:
                 return
-            if entry.end > start:
+            if entry is not None:
                 yield entry
 
     def at_or_before(self, offset: int) -> IndexEntry | None:
         """Return the last good entry that begins at or below an offset."""
-        return self._last_before(self._bisect(lambda entry: entry.offset <= offset))
+        return self._last_before(self._first(lambda entry: entry.offset > offset))
 
     def at_time(self, unix_ms: int) -> IndexEntry | None:
         """Return the first good entry whose last record is of that time or later."""
-        number = self._bisect(lambda entry: entry.last_ms < unix_ms)
-        return next((entry for _, entry in self._good(number, NEAR_ENTRIES)), None)
+        return self._good_from(self._first(lambda entry: entry.last_ms >= unix_ms))
 
-    def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
-        """Return the number of the first entry for which `below` does not hold.
+    def _first(self, holds: Callable[[IndexEntry], bool]) -> int:
+        """Return the number of the first entry for which this holds, as it does for all behind it.
 
-        If the file begins with zeroed entries, these count as below. Other bad entries are passed over.
+        It holds for a bad entry if it does for the next good one, and for none that retention has zeroed.
         """
-        low, high = 0, self.count
-        trimmed = self._is_zero(0)
-        while low < high:
-            middle = (low + high) // 2
-            if trimmed and self._is_zero(middle):
-                low = middle + 1
-                continue
-            number, entry = next(self._good(middle, 1, high), (high, None))
-            if entry is not None and below(entry):
-                low = number + 1
-            else:
-                high = middle
-        return low
 
-    def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, IndexEntry]]:
-        """Yield good entries from `number` on. `ahead`: how many are read at once; more if they are bad."""
-        stop = self.count if stop is None else stop
-        while number < stop:
-            block = self._block(number, min(ahead, stop - number))
-            if not block:
-                return
-            for at in range(0, len(block), INDEX_ENTRY_BYTES):
-                if (entry := format.unpack_index_entry(block, self.log_id, at)) is not None:
-                    yield number + at // INDEX_ENTRY_BYTES, entry
-            number += len(block) // INDEX_ENTRY_BYTES
-            ahead = max(ahead, NEAR_ENTRIES)
+        def holds_from(number: int) -> bool:
+            if self._is_trimmed(number):
+                return False
+            entry = self._good_from(number)
+            return entry is None or holds(entry)
+
+        return bisect_left(range(self.count), True, key=holds_from)
+
+    def _good_from(self, number: int) -> IndexEntry | None:
+        return next(filter(None, map(self._entry, range(number, self.count))), None)
 
     def _last_before(self, stop: int) -> IndexEntry | None:
         """Return the nearest good entry before the entry `stop`."""
-        while stop > 0:
-            start = max(stop - NEAR_ENTRIES, 0)
-            block = self._block(start, stop - start)
-            for at in reversed(range(0, len(block), INDEX_ENTRY_BYTES)):
-                if (entry := format.unpack_index_entry(block, self.log_id, at)) is not None:
-                    return entry
-            stop = start
+        for number in reversed(range(stop)):
+            entry = self._entry(number)
+            if entry is not None or self._is_trimmed(number):
+                return entry
         return None
 
-    def _is_zero(self, number: int) -> bool:
-        block = self._block(number, 1)
-        return bool(block) and not any(block)
+    def _is_trimmed(self, number: int) -> bool:
+        """Whether retention has zeroed it: from the first entry on, which tells."""
+        return not any(self._bytes(number)) and not any(self._bytes(0))
 
-    def _block(self, number: int, count: int) -> bytes:
-        """Read whole entries; fewer than `count` at the file's end."""
-        if self._fd is None:
-            return b""
-        data = self._disk.read(self._fd, count * INDEX_ENTRY_BYTES, entry_position(number))
-        return data[: len(data) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]
+    def _entry(self, number: int) -> IndexEntry | None:
+        return format.unpack_index_entry(self._bytes(number), self.log_id)
+
+    def _bytes(self, number: int) -> bytes:
+        assert self._fd is not None
+        return self._disk.read(self._fd, INDEX_ENTRY_BYTES, entry_position(number))
 
 
 FirstKept = Callable[[], int | None]
@@ -316,21 +296,13 @@ class RangeReader:
         for entry in entries:
             if entry.offset > at:
                 self._lose(at, entry.offset, uncovered)
-            if self._wanted(entry):
+            if entry.damaged:
+                self._lose(entry.offset, entry.end, "the journal lost what stood here")
+            else:
                 yield entry
             at = entry.end
         if at < self._range.stop:
             self._lose(at, self._range.stop, uncovered)
-
-    def _wanted(self, entry: IndexEntry) -> bool:
-        if entry.damaged:
-            self._lose(entry.offset, entry.end, "the journal lost what stood here")
-            return False
-        if not entry.unverified or self._policy.unverified is Unverified.READ:
-            return True
-        if self._policy.unverified is Unverified.FAIL:
-            self._lose(entry.offset, entry.end, "unverified: nothing says that these are the bytes written")
-        return False
 
     def _read(self, entries: list[IndexEntry]) -> Iterator[RecordChunk]:
         base = entries[0].offset

@@ -28,9 +28,6 @@ SCHEMA = records_schema()
 IN_INDEX = ("topic", "timestamp")
 """The columns of `SCHEMA` that need no bytes of the records."""
 
-_TOGETHER_LEAST = 0.03
-"""`_stepped` is faster than `_walked` from so many parts for each record of the longest part."""
-
 
 class NotRecords(BrokerError):
     """The bytes are not as many whole records as the index says."""
@@ -41,18 +38,13 @@ def are_in_index(columns: Sequence[str]) -> bool:
     return set(columns) <= set(IN_INDEX)
 
 
-def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
-    """Find where the records of a chunk begin.
-
-    The chunk has parts (index entries) of these `lengths`, with `counts` whole records each. Raises
-    NotRecords if it has not.
-    """
+def starts(chunk: Buffer, count: int) -> Starts:
+    """Find where the records of a chunk begin, which has so many whole ones. Raises NotRecords if not."""
     found = _equal_sized(chunk)
     if found is None:
-        together = len(counts) >= _TOGETHER_LEAST * max(counts, default=1)
-        found = _stepped(chunk, lengths, counts) if together else _walked(chunk)
-    if len(found) != sum(counts) + 1 or found[-1] != len(chunk):
-        raise NotRecords(f"{len(chunk)} bytes are not {sum(counts)} whole records")
+        found = _walked(chunk)
+    if len(found) != count + 1 or found[-1] != len(chunk):
+        raise NotRecords(f"{len(chunk)} bytes are not {count} whole records")
     return found
 
 
@@ -79,62 +71,30 @@ def _walked(chunk: Buffer) -> Starts:
     return np.array(found, np.int64).astype(np.int32, casting="unsafe")
 
 
-def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
-    """Find the starts in all parts at once, one record of each at a time: 0.05 us with a hundred parts."""
-    number = np.array(counts, np.int64)
-    begins = np.cumsum(np.array([0, *lengths], np.int64))
-    first = np.cumsum(number) - number
-    longest = np.argsort(-number, kind="stable")  # parts that are not at their end yet come first
-    at, row = begins[:-1][longest], first[longest]
-    going = np.searchsorted(-number[longest], -np.arange(number.max(initial=0)), side="left")
-    field = np.ndarray((len(chunk) - LENGTH_BYTES + 1,), ">u4", chunk, strides=(1,))
-    found = np.empty(int(number.sum()) + 1, np.int64)
-    try:
-        for step, parts in enumerate(going.tolist()):
-            here = at[:parts]
-            found[row[:parts] + step] = here
-            here += field[here]
-            here += LENGTH_BYTES
-    except IndexError:  # a length leads out of the chunk
-        at[:] = -1
-    if not (at == begins[1:][longest]).all():
-        raise NotRecords(f"{len(chunk)} bytes are not {len(found) - 1} whole records")
-    found[-1] = len(chunk)
-    return found.astype(np.int32)
-
-
-def payloads(chunk: Buffer, begins: Starts, most: int | None = None) -> pa.BinaryArray:
-    """Return the payloads of a chunk's records, or the first `most` bytes of each."""
+def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
+    """Return the payloads of a chunk's records."""
     records = len(begins) - 1
     step = int(begins[1] - begins[0]) if records else 0
     if step > LENGTH_BYTES and (np.diff(begins) == step).all():  # takes a fifth of the time for short records
         size, first = step - LENGTH_BYTES, int(begins[0]) + LENGTH_BYTES
-        size = size if most is None else min(size, most)
         found = np.ndarray((records,), np.dtype((np.void, size)), chunk, first, (step,)).copy()
         ends = np.arange(0, (records + 1) * size, size, dtype=np.int32)
         return pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(ends), pa.py_buffer(found)])
-    parts = 2 if most is None else 3  # of a record: header, payload, and the rest of a cut payload
-    bounds = np.empty(parts * records + 1, np.int32)
-    bounds[0::parts] = begins
-    bounds[1::parts] = begins[:-1] + LENGTH_BYTES
-    if most is not None:
-        bounds[2::parts] = np.minimum(bounds[1::parts] + min(most, len(chunk)), begins[1:])
-    laid = pa.Array.from_buffers(
-        pa.binary(), parts * records, [None, pa.py_buffer(bounds), pa.py_buffer(chunk)]
-    )
-    return laid.take(pa.array(np.arange(1, parts * records, parts, dtype=np.int32)))
+    bounds = np.empty(2 * records + 1, np.int32)
+    bounds[0::2] = begins
+    bounds[1::2] = begins[:-1] + LENGTH_BYTES
+    laid = pa.Array.from_buffers(pa.binary(), 2 * records, [None, pa.py_buffer(bounds), pa.py_buffer(chunk)])
+    return laid.take(pa.array(np.arange(1, 2 * records, 2, dtype=np.int32)))
 
 
 def rows(
     wanted: LogRange,
     chunk: RecordChunk,
     columns: Sequence[str] = SCHEMA.names,
-    value_bytes: int | None = None,
 ) -> pa.RecordBatch:
     """Return a chunk's records that are in the range, as rows of some columns. Raises NotRecords.
 
-    `value_bytes`: the most bytes of each value. A record's time is that of its index entry: when the first
-    record of some 200 ms or 64 KiB was written.
+    A record's time is that of its index entry: when the first record of some 200 ms or 64 KiB was written.
     """
     counts = [entry.records for entry in chunk.entries]
     low, high = wanted.start - chunk.offset, wanted.stop - chunk.offset
@@ -142,7 +102,7 @@ def rows(
     if whole and are_in_index(columns):  # the columns do not need the records' places
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
-        begins = starts(chunk.data, [entry.length for entry in chunk.entries], counts)
+        begins = starts(chunk.data, sum(counts))
     if not whole:
         first, last = np.searchsorted(begins, [low, high])
         edges = np.clip(np.cumsum([0, *counts]), first, last)
@@ -158,7 +118,7 @@ def rows(
                 times = np.array([entry.first_ms * 1000 for entry in chunk.entries], np.int64)
                 return pa.array(np.repeat(times, counts)).cast(time_type())
             case _:
-                return payloads(chunk.data, begins, value_bytes)
+                return payloads(chunk.data, begins)
 
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([column(name) for name in columns], schema=schema)

@@ -21,7 +21,7 @@ import attrs
 
 from brokers.errors import nearest
 from logmq.connector import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted, topic_untrusted
-from shared.client.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, Login, read_password, url_of
+from shared.client.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, Login, read_password
 from shared.errors import ConfigError
 from shared.local_path import local_path
 from shared.net.tls import client_context
@@ -157,6 +157,8 @@ class Server:
     def parse(cls, text: str) -> "Server":
         """Parse `host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
         text = text.strip()
+        if "@" in text:  # it may be followed by a password, which is shown nowhere
+            raise ValueError("a server is host:port; the options user and passwordFile say who logs in")
         try:
             parts = urlsplit(f"//{text}")
             server = cls(parts.hostname or "", PORT if parts.port is None else parts.port)
@@ -313,14 +315,6 @@ class TopicChoice:
         return sorted(name for name in found if re.fullmatch(self.pattern, name))
 
 
-class Unverified(Enum):
-    """What to do with ranges whose CRC was computed later, when a lost index was rebuilt."""
-
-    READ = "read"
-    SKIP = "skip"
-    FAIL = "fail"
-
-
 # -- values of one option; each raises ValueError
 
 
@@ -351,10 +345,6 @@ def _pattern(text: str) -> str:
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
-
-
-def _group(text: str) -> str:
-    return _named(name_untrusted, text, "group")
 
 
 def served_name(name: str) -> str:
@@ -502,14 +492,9 @@ class SourceOptions:
     ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
-    max_value_bytes: int | None = option("maxValueBytes", size)
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
-    unverified: Unverified = option(  # noqa: RUF009 - it makes a field
-        *("unverified", _word({each.value: each for each in Unverified}), Unverified.READ),
-        servers="only a data folder (path) says which ranges are unverified",
-    )
     instant: At | None = option(  # noqa: RUF009 - it makes a field
         "endingInstant", _time, stream=_NO_END, servers=_OF_BUCKETS
     )
@@ -517,11 +502,6 @@ class SourceOptions:
     region: str | None = option("region", str, servers=_OF_BUCKETS)
     credentials: str | None = option("credentials", path, servers=_OF_BUCKETS)
     encrypt: str | None = option("encrypt", path, servers=_OF_BUCKETS)
-    group: str | None = option(
-        *("group", _group),
-        folders="a data folder is only read; a broker (servers) is told how far a group is",
-        batch="a batch has no place to come back to; only a stream takes this",
-    )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -540,8 +520,6 @@ class SinkOptions:
         "epoch", _epoch, 0, stream="a stream counts its epochs itself; only a batch takes this"
     )
     batch_bytes: int = option("batchBytes", _batch_bytes, BATCH_BYTES)
-    idempotent: bool = option("idempotent", flag, True)
-    """False: at least once. The server remembers nothing, and a repeated task's rows are there twice."""
 
 
 _NO_SERVERS = "says how brokers (servers) are reached; there are none to read"
@@ -571,7 +549,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceO
 
     Without `startingOffsets` a stream begins at the end of what is there, and a batch at the beginning.
     """
-    options = GivenOptions(_without_urls(given), _SOURCE, "the source")
+    options = GivenOptions(given, _SOURCE, "the source")
     paths = options.values.get("paths", ())
     if "path" in options:
         if paths:
@@ -611,7 +589,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     topics: tuple[str, ...] = read.get("subscribe") or read.get("assign") or ()
     if len(topics) == 1 and "topic" not in map(str.lower, ours):
         ours["topic"] = topics[0]
-    options = GivenOptions(_without_urls(ours), _SINK, "the sink")
+    options = GivenOptions(ours, _SINK, "the sink")
     servers = options.values.get("servers", ())
     if len(servers) != 1:
         raise ConfigError("servers", "one broker's address is needed, host:port, to write to")
@@ -622,8 +600,6 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if "writer" in options and "epoch" not in options and not streaming:
         text = "needs the option epoch, a number that rises with each write of that name"
         raise ConfigError("writer", text)
-    if "writer" in options and not options.values.get("idempotent", True):
-        raise ConfigError("writer", "is for writing once; idempotent is false, which remembers nothing")
     return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 
@@ -671,37 +647,3 @@ def _reach(options: GivenOptions) -> Reach:
     if user is not None and file is None and reach.certificate is None:
         raise ConfigError("user", f"needs passwordFile, or the variable {PASSWORD_FILE_VARIABLE}")
     return attrs.evolve(reach, user=user, password_file=file)
-
-
-def _is_url(text: str) -> bool:
-    return "@" in text or text.strip().startswith((f"{NAMESPACE}://", f"{NAMESPACE}+"))
-
-
-def _without_urls(given: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options with plain addresses in `servers`, and what its URLs say as options of their own.
-
-    An option that is given stays. Raises ConfigError, whose text shows nothing of a URL.
-    """
-    named = next((key for key in given if key.lower() == "servers"), None)
-    if named is None or not any(map(_is_url, given[named].split(","))):
-        return given
-    addresses: list[str] = []
-    said: list[dict[str, str]] = []
-    for each in given[named].split(","):
-        try:
-            url = url_of(each.strip(), NAMESPACE)
-        except ValueError as error:
-            raise ConfigError("servers", str(error)) from None
-        if url is None:
-            addresses.append(each)
-            said.append({})
-            continue
-        addresses.append(str(Server(url.host, url.port or PORT)))
-        said.append(reach_options({**url.files, "tls": url.tls, "user": url.user}))
-    if any(each != said[0] for each in said):
-        raise ConfigError(
-            "servers", "its URLs say the same of user, TLS and files, or each is read by itself"
-        )
-    present = {key.lower() for key in given}
-    new = {key: value for key, value in said[0].items() if key.lower() not in present}
-    return {**given, **new, named: ",".join(addresses)}

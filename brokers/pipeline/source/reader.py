@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-from brokers.pipeline.source.options import SourceOptions, TopicChoice, Unverified
+from brokers.pipeline.source.options import SourceOptions, TopicChoice
 from brokers.pipeline.source.ranges import LogRange, RecordChunk
 from shared.errors import BrokerError
 from shared.storage.format import IndexEntry, skip_records
@@ -24,7 +24,6 @@ class LossPolicy:
     """
 
     verify_crc: bool
-    unverified: Unverified
     lose: Callable[[str], None]
 
 
@@ -96,7 +95,7 @@ def rules(options: SourceOptions) -> LossPolicy:
             raise DataLoss(f"{text} (failOnDataLoss is true; with false, reading goes on behind it)")
         warn(text)
 
-    return LossPolicy(options.verify_crc, options.unverified, lose)
+    return LossPolicy(options.verify_crc, lose)
 
 
 def lost(wanted: LogRange, start: int, stop: int, why: object) -> str:

@@ -8,7 +8,7 @@ last look. The wire does not say either which ranges are unverified. The server 
 Source: logmq/PROTOCOL.md.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import cast
@@ -110,12 +110,6 @@ class ServerReader(SourceReader):
         (answer,) = self._link.ask_all([connector.fetch(log.topic, start, size)])
         offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
         return data if offset == start else b""
-
-    def commit(self, group: str, places: Mapping[str, int]) -> dict[str, LogmqError]:
-        """Commit the positions of a group. Returns what the server refuses, by topic."""
-        asks = [connector.commit(group, name, offset) for name, offset in places.items()]
-        answers = zip(places, self._link.ask_all(asks), strict=True)
-        return {name: answer for name, answer in answers if isinstance(answer, LogmqError)}
 
     # -- reading
 

@@ -7,7 +7,7 @@ it, whose logs are cut there.
 """
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -131,14 +131,12 @@ class ShippedReader(SourceReader):
 
     def at_time(self, log: LogRange, unix_ms: int) -> int | None:
         sections = self._sections(log.log_id)
-        low, high = 0, len(sections)
-        while low < high:
-            middle = (low + high) // 2
-            entries = self._entries_of(*sections[middle])
-            if not entries or entries[-1].last_ms < unix_ms:
-                low = middle + 1
-            else:
-                high = middle
+
+        def reaches(number: int) -> bool:
+            entries = self._entries_of(*sections[number])
+            return bool(entries) and entries[-1].last_ms >= unix_ms
+
+        low = bisect_left(range(len(sections)), True, key=reaches)
         for key, section in sections[low : low + 1]:
             for entry in self._entries_of(key, section):
                 if entry.last_ms >= unix_ms:

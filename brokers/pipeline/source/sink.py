@@ -72,7 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         again = "Written again with the same writer and epoch, nothing of it is there twice."
-        if self._options.writer is None or not self._options.idempotent:
+        if self._options.writer is None:
             again = "A new write does not know of it: the options writer and epoch make one that does."
         _say_what_stays(messages, self._options.server, again)
 
@@ -96,8 +96,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         again = f"Batch {batchId} from the same checkpoint will not write it twice."
-        if not self._options.idempotent:
-            again = f"Batch {batchId} from the same checkpoint writes it again (idempotent is false)."
         _say_what_stays(messages, self._options.server, again)
 
 
@@ -156,7 +154,7 @@ def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.Re
     packer = Packer(options.batch_bytes, HELD_BYTES_MAX)
     written: dict[str, int] = {}
     records = 0
-    with closing(Writer(options.server, options.reach, epoch, idempotent=options.idempotent)) as writer:
+    with closing(Writer(options.server, options.reach, epoch)) as writer:
 
         def send(pieces: "Iterable[PackedRecords]") -> None:
             nonlocal records
@@ -198,7 +196,7 @@ def _check_writers(options: SinkOptions, messages: Messages) -> None:
     """Say so if a server may have forgotten some of the writers, in the driver."""
     pieces = [number for done in _done(messages) for number in done.pieces.values()]
     writers = sum(-(-number // REMEMBERED) for number in pieces)
-    if options.idempotent and writers > WRITERS_MAX:
+    if writers > WRITERS_MAX:
         warn(
             f"this write had {writers} writers (one for each topic and partition), and {options.server} "
             f"remembers {WRITERS_MAX}, unless writers_max of [logmq] says more. Run again, a part of "

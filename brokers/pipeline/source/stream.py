@@ -92,11 +92,6 @@ def planned(options: SourceOptions, start: Offset, limit: Limit, target: Target 
     return Plan(start if is_still else end, behind)
 
 
-def offsets(options: SourceOptions, offset: Offset) -> Mapping[str, Mapping[str, int]]:
-    """Return up to where a stream has read, by source and topic."""
-    return _offsets(_known(options, offset) or {})
-
-
 def ranges(options: SourceOptions, start: Offset, end: Offset) -> list[LogRange]:
     """Return the ranges between two offsets of a stream."""
     known = _known(options, start) or {}

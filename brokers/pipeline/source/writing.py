@@ -24,7 +24,7 @@ from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Reach, Server
 from brokers.pipeline.source.servers import ServerReader
 from logmq import connector
-from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal, records_of
+from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal
 from shared.errors import BrokerError
 
 CHECKED_ROWS = 10_000
@@ -161,11 +161,10 @@ class _Sent:
 class Writer:
     """Writes pieces in order over one connection. What is on its way is bounded."""
 
-    def __init__(self, server: Server, reach: Reach, epoch: int, *, idempotent: bool = True) -> None:
+    def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
         self._link = Link(server, reach)
         self._reach = reach
         self._epoch = epoch
-        self._idempotent = idempotent
         self._ends: dict[str, int] = {}
         """Where each topic ended before we wrote to it. A lower offset in an answer was written earlier."""
         self._unanswered: deque[_Sent] = deque()
@@ -179,9 +178,6 @@ class Writer:
         """
         if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
             raise NotWritten(f"a record of {len(piece.records) - 4} bytes is above what the wire carries")
-        if not self._idempotent:
-            self._append(piece)
-            return
         if piece.topic not in self._ends:
             self.finish()  # the next answer has to be that to OFFSETS
             self._ends[piece.topic] = self._end_of(piece.topic)
@@ -193,14 +189,6 @@ class Writer:
         self._link.put(ask, body=piece.records)
         while len(self._unanswered) > UNANSWERED_MAX or self._unanswered_bytes > UNANSWERED_BYTES_MAX:
             self._answer()
-
-    def _append(self, piece: PackedRecords) -> None:
-        """Append the records one by one: the server remembers nothing, and a repeated one is there twice."""
-        topic = _checked(piece.topic)
-        asks = [connector.append(topic, each.payload) for each in records_of(piece.records, 0)]
-        for answer in self._link.ask_all(asks):
-            if isinstance(answer, LogmqError):
-                raise self._refused(piece.topic, answer)
 
     def finish(self) -> None:
         """Wait until everything is written."""

@@ -15,10 +15,9 @@ import attrs
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving import job, names
 from brokers.pipeline.archiving.feed import ArchiveInput
-from brokers.pipeline.archiving.files import Files
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part
-from brokers.pipeline.archiving.places import place_of
+from brokers.pipeline.archiving.places import Files, place_of
 from brokers.pipeline.source.options import parse
 from tests.support.fake_disk import FakeDisk
 

@@ -13,10 +13,9 @@ import pytest
 from brokers.pipeline import archive
 from brokers.pipeline.archive import faults
 from brokers.pipeline.archiving.feed import ArchiveInput
-from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
-from brokers.pipeline.archiving.places import place_of
+from brokers.pipeline.archiving.places import FolderPlace, place_of
 from brokers.pipeline.archiving.plan import Overtaken
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
@@ -93,7 +92,7 @@ def test_once_archives_what_is_there_and_a_second_time_only_what_came_since(
     assert (one.records, one.files, one.behind_bytes) == (1, 1, 0)
     logs["orders"] = [*ORDERS, b"new"]
     assert read(spark, folder) == globbed(folder) == expected(logs)
-    assert faults(LocalFiles(folder)) == []
+    assert faults(FolderPlace(folder)) == []
 
 
 def test_names_that_a_path_cannot_hold_come_back_as_they_were(spark: "SparkSession", tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
     assert read(spark, folder) == [row for row in everything if row[1] < end or row[1] >= first]
     (log,) = archive.position(folder)
     assert log.gaps == ((end, first),)
-    assert faults(LocalFiles(folder)) == []
+    assert faults(FolderPlace(folder)) == []
 
 
 def test_days_that_were_removed_do_not_stop_an_archive(spark: "SparkSession", tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_days_that_were_removed_do_not_stop_an_archive(spark: "SparkSession", tm
     (one,) = once(spark, folder, data)
     assert one.records == 1
     assert read(spark, folder) == globbed(folder) == [("bills", 0, b"bill"), ("orders", 7, b"new")]
-    (fault,) = faults(LocalFiles(folder))
+    (fault,) = faults(FolderPlace(folder))
     assert (fault.what, fault.range) == (archive.REMOVED, (0, 7))
 
 
@@ -192,5 +191,5 @@ def test_a_file_that_is_missing_from_its_day_is_a_fault(spark: "SparkSession", t
         fill(data, {("logmq", "orders"): [value]})
         once(spark, folder, data)
     sorted(folder.glob("topic=orders/*/*.parquet"))[1].unlink()
-    (fault,) = faults(LocalFiles(folder))
+    (fault,) = faults(FolderPlace(folder))
     assert (fault.what, fault.range) == ("missing", (7, 14))

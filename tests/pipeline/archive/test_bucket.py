@@ -10,9 +10,9 @@ from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.bucket import BucketFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder, ArchiveInUse
 from brokers.pipeline.archiving.manifest import unpack
+from brokers.pipeline.archiving.places import BucketPlace
 from tests.pipeline.archive.model import Archiver, added, archived, check_done, check_readers, glob
 
 
@@ -41,8 +41,19 @@ class Watched:
         return ask
 
 
-def files(store: Any) -> BucketFiles:
-    return BucketFiles(store)
+class StoredPlace(BucketPlace):
+    """A place in this very store."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__("memory://")
+        object.__setattr__(self, "kept", store)
+
+    def store(self) -> Any:
+        return self.kept  # type: ignore[attr-defined]
+
+
+def files(store: Any) -> BucketPlace:
+    return StoredPlace(store)
 
 
 def opened(store: Any) -> ArchiveFolder:

@@ -14,8 +14,8 @@ from brokers.commands.render import CommandResult
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import cli, names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
-from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder
+from brokers.pipeline.archiving.places import FolderPlace
 from brokers.pipeline.reading import ReadOptions
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
@@ -98,7 +98,7 @@ def test_a_signal_that_comes_while_spark_starts_ends_it_in_order(
 
 
 def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = FolderPlace(tmp_path)
     Archiver(files, run=1).go()
     rows = archived(tmp_path)
     assert not isinstance(rows, CommandResult)
@@ -113,7 +113,7 @@ def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Pa
 
 
 def test_real_files_are_as_the_fake_ones(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = FolderPlace(tmp_path)
     Archiver(files, run=1).go()
     (tmp_path / names.FRESH / "topic=orders" / "date=2026-01-01" / "x.part").touch()
     folder = ArchiveFolder(files, "logmq")

@@ -8,9 +8,8 @@ import pytest
 
 from brokers.errors import Failure
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
-from brokers.pipeline.archiving.places import place_of
+from brokers.pipeline.archiving.places import FolderPlace, place_of
 
 
 def test_a_new_file_is_synced_and_never_takes_the_place_of_another(
@@ -18,13 +17,13 @@ def test_a_new_file_is_synced_and_never_takes_the_place_of_another(
 ) -> None:
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
-    LocalFiles(tmp_path).write_new("version", b"first")
+    FolderPlace(tmp_path).write_new("version", b"first")
     assert synced == [((tmp_path / "version").stat().st_ino, 5)]
     with pytest.raises(FileExistsError):
-        LocalFiles(tmp_path).write_new("version", b"second")
+        FolderPlace(tmp_path).write_new("version", b"second")
     assert (tmp_path / "version").read_bytes() == b"first"
     synced.clear()
-    LocalFiles(tmp_path).sync_folder("")
+    FolderPlace(tmp_path).sync_folder("")
     assert [inode for inode, _ in synced] == [tmp_path.stat().st_ino]
 
 

@@ -11,9 +11,9 @@ import pytest
 from brokers.errors import Failure
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
-from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.job import Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
+from brokers.pipeline.archiving.places import FolderPlace
 from brokers.pipeline.archiving.plan import NamedLog, Overtaken
 from brokers.pipeline.source.ranges import LogRange
 from tests.pipeline.archive.model import AT_ONCE, Spark, archiver
@@ -38,7 +38,7 @@ def test_all_is_archived_by_several_tasks_in_several_rounds(folder: Path, tmp_pa
     assert behind == sorted(behind, reverse=True)
     assert behind[-1] == 0
     assert sum(each.bytes for each in rounds) == rounds[0].bytes + behind[0] == offset_of(len(RECORDS))
-    assert faults(LocalFiles(tmp_path / "archive")) == []
+    assert faults(FolderPlace(tmp_path / "archive")) == []
     assert archived(folder, tmp_path / "archive", once=True) == []
 
 
@@ -56,7 +56,7 @@ def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
         archived(folder, tmp_path / "archive", once=True)
     with pytest.raises(Failure, match="nothing was archived"):
-        committed(LocalFiles(tmp_path / "archive"))
+        committed(FolderPlace(tmp_path / "archive"))
 
 
 def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Pa
     with pytest.raises(Exception, match=f"offsets {second.offset} to {second.end} are lost"):
         archived(folder, tmp_path / "archive", once=True)
     archived(folder, tmp_path / "archive", once=True, settings=attrs.evolve(AT_ONCE, allow_loss=True))
-    (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
+    (log,) = committed(FolderPlace(tmp_path / "archive")).manifest.logs.values()
     assert log.gaps == ((second.offset, second.end),)
     assert log.records == len(RECORDS) - second.records
-    assert faults(LocalFiles(tmp_path / "archive")) == []
+    assert faults(FolderPlace(tmp_path / "archive")) == []
 
 
 def test_a_topic_that_comes_between_two_looks_waits_for_the_next_time(
@@ -98,5 +98,5 @@ def test_a_log_that_lost_its_end_is_refused_and_nothing_archived_twice(
     monkeypatch.setattr(Look, "logs", shorter)
     with pytest.raises(Overtaken, match=f"it ends at {offset_of(7)}, and was archived up to"):
         archived(folder, tmp_path / "archive", once=True)
-    (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
+    (log,) = committed(FolderPlace(tmp_path / "archive")).manifest.logs.values()
     assert (log.end, log.records) == (offset_of(len(RECORDS)), len(RECORDS))

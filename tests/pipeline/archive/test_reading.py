@@ -11,11 +11,10 @@ from brokers.errors import Failure
 from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import Files, LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange
 from brokers.pipeline.archiving.names import FileName
-from brokers.pipeline.archiving.places import place_of
+from brokers.pipeline.archiving.places import Files, FolderPlace, place_of
 from shared.storage import format
 from tests.pipeline.archive.model import ArchiveDisk, added, archived, glob, identity, write_fresh
 
@@ -104,7 +103,7 @@ def test_fresh_files_that_an_older_release_has_left_are_read_and_brought_to_thei
         lines.append({"retired": {"path": "_archive/fresh/x", "until_ms": 2}})
         folder.files.write_new(names.manifest(2), format.pack_lines(lines))
     everything = {"orders": list(range(0, 80, 10))}
-    assert archived(LocalFiles(tmp_path), relative(tmp_path)) == everything
+    assert archived(FolderPlace(tmp_path), relative(tmp_path)) == everything
     with opened(place_of(tmp_path), "logmq") as folder:
         assert archived(folder.files, relative(tmp_path)) == everything
         folder.commit(added(folder, 80, 90))

@@ -7,11 +7,10 @@ import pytest
 
 from brokers.errors import Failure
 from brokers.pipeline import archive
-from brokers.pipeline.archiving.bucket import BucketReader
 from brokers.pipeline.archiving.cli import archived
-from brokers.pipeline.archiving.folder import files_at, opened
+from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.lake import register
-from brokers.pipeline.archiving.places import BucketPlace, place_of
+from brokers.pipeline.archiving.places import BucketPlace, BucketReader, place_of
 from tests.pipeline.archive.model import Spark, archiver
 from tests.pipeline.archive.test_lake import account, once, plain
 from tests.support.folders import fill
@@ -53,9 +52,9 @@ def test_an_archive_in_a_bucket(bucket: str, tmp_path: Path) -> None:
         values += pq.read_table(reader)["value"].to_pylist()
     assert sorted(values) == [b"one", b"six", b"two", b"x"]
     assert [log.end for log in archive.position(url)] == [5, 21]
-    assert archive.faults(files_at(place)) == []
+    assert archive.faults(place) == []
     assert len(archived(url)) == 2  # type: ignore[arg-type]
-    assert files_at(place).names("_archive/fresh") == []
+    assert place.names("_archive/fresh") == []
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])

@@ -14,8 +14,8 @@ from brokers.pipeline import archive
 from brokers.pipeline.archive import REMOVED, faults
 from brokers.pipeline.archiving import cli
 from brokers.pipeline.archiving.cli import ShapeOptions
-from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.job import Round, Settings
+from brokers.pipeline.archiving.places import FolderPlace
 from shared.errors import BrokerError, UsageError
 from tests.pipeline.archive.model import AT_ONCE, Spark, archiver
 from tests.support.folders import fill
@@ -46,7 +46,7 @@ def test_hours_are_folders_of_their_days(data: Path, tmp_path: Path) -> None:
     (path,) = archive.paths(folder)
     time = rows(folder)[0]["timestamp"]
     assert path.startswith(f"{folder}/topic=orders/date={time:%Y-%m-%d}/hour={time:%H}/")
-    assert faults(LocalFiles(folder)) == []
+    assert faults(FolderPlace(folder)) == []
     assert once(folder, data) == []
 
 
@@ -74,7 +74,7 @@ def test_a_day_is_built_again_under_the_same_names(data: Path, tmp_path: Path) -
         assert job.rebuild(rows(folder)[0]["timestamp"].date()).records == 2
     assert archive.paths(folder) == before
     assert [row["id"] for row in rows(folder)] == [1, 2]
-    assert faults(LocalFiles(folder)) == []
+    assert faults(FolderPlace(folder)) == []
     assert once(folder, data) == []
 
 
@@ -112,7 +112,7 @@ def test_days_that_are_too_old_go_as_a_whole(data: Path, tmp_path: Path) -> None
     assert [each.records for each in once(folder, data, attrs.evolve(AT_ONCE, keep_days=29))] == [1]
     assert not old.exists()
     assert [row["value"] for row in rows(folder)] == [b"new"]
-    assert [fault.what for fault in faults(LocalFiles(folder))] == [REMOVED]
+    assert [fault.what for fault in faults(FolderPlace(folder))] == [REMOVED]
     assert once(folder, data) == []
 
 
