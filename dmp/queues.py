@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -252,8 +253,7 @@ class Queue(RunQueue):
             context.waits.take_sample(self, run.first)
         size = head.cost_bytes * len(run.bodies)
         memory = self.memory
-        self.loaded_bytes += size
-        memory.loaded_bytes += size
+        self.charge(size)
         if head.payer is not None:
             head.payer.add(size)
         if memory.loaded_bytes - memory.loaded_charged >= SLACK_BYTES:
@@ -768,18 +768,23 @@ def _messages_in(runs: Sequence[Run]) -> int:
 def _purged(
     queue: Queue,
     cold: tuple[tuple[int, int] | None, list[bytes]],
-    ready: list[Run],
+    warm: Iterator[list[Run]],
     later: tuple[Waiting[Run], ColdRecords],
     whole: Ticket | None,
 ) -> Iterator[None]:
     """What a purge has taken out of a queue: cold messages and their large bodies, ready ones, and those that
     waited, in memory and not."""
     context, log, row, once = queue._context, queue.log, queue.row, queue.once
-    (numbers, large), (warm, waiting) = cold, later
-    for runs in taken_out(warm.pop_any, warm):
+    (numbers, large), (delayed, waiting) = cold, later
+    ready: list[Run] = []
+    for runs in warm:
+        ready += runs
+        yield
+    for runs in taken_out(delayed.pop_any, delayed):
         row.waits_no_more(runs)
         ready += runs
         yield
+    ready.sort(key=attrgetter("first"))
     for runs in chain(batched(ready) if once is not None else (), waiting.known()):
         row.waits_no_more(runs)
         if once is not None:  # whoever sends it again now is not told that it is there
@@ -794,12 +799,14 @@ def _purged(
         context.bodies.drop(reference)
     if whole is not None:
         resolve_when_written(whole, log)
-    yield from _freed(queue, ready, warm, waiting)
+    yield from _freed(queue, taken_out(ready.pop, ready), delayed, waiting)
 
 
-def _freed(queue: Queue, runs: list[Run], warm: Waiting[Run], cold: ColdRecords) -> Iterator[None]:
+def _freed(
+    queue: Queue, warm: Iterator[list[Run]], delayed: Waiting[Run], cold: ColdRecords
+) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    for some in chain(taken_out(runs.pop, runs), taken_out(warm.pop_any, warm)):
+    for some in chain(warm, taken_out(delayed.pop_any, delayed)):
         queue.forget(some, taken=False)
         yield
     yield from cold.freed()

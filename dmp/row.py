@@ -7,7 +7,7 @@ the front has gone.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -184,8 +184,9 @@ class Row:
             runs.append(run)
         return runs
 
-    def clear(self) -> list[Run]:
-        """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
+    def clear(self) -> Iterator[list[Run]]:
+        """Nothing is ready any more. Returns what was in memory, which is still to be freed, as
+        `Ready.clear`."""
         self.body_bytes = self.cost_bytes = 0
         return self.ready.clear()
 

@@ -55,7 +55,9 @@ class DmsSource:
         """Waiting credits."""
         self._held = 0
         """Unconfirmed deliveries."""
-        self._closed = self._failed = False
+        self._closed = False
+        self._ended: BridgeRefusal | None = None
+        """Why it gets nothing more; None: it may."""
         if not engine.admit(self._consumer):
             raise BridgeRefusal("full", f"there are clients_max = {engine.settings.clients_max} already")
         self._consumer.consume(queue)
@@ -67,8 +69,8 @@ class DmsSource:
         return self._queue.log is not None and not self._engine.memory_only
 
     def take(self, count: int) -> MessageRun | None:
-        if self._failed:
-            raise missing("queue", self._queue.name)
+        if self._ended is not None:
+            raise self._ended
         return self._context.inbox.take(count)
 
     def confirm(self, run: MessageRun) -> None:
@@ -85,7 +87,7 @@ class DmsSource:
 
     def refill(self) -> None:
         room = CREDITS_MAX - self._asked - self._held
-        if room < CREDITS_LEAST or self._closed or self._failed:
+        if room < CREDITS_LEAST or self._closed or self._ended is not None:
             return
         self._asked += room
         self._queue.line_up(Credit(self._consumer, self._queue, (_CREDIT,) * room, inf))
@@ -109,16 +111,18 @@ class DmsSource:
         self._context.inbox.hold(MessageRun(origin, plain, ids, job_key=key))
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
-        """The queue was deleted."""
+        """The queue was deleted, or cannot be read now."""
         self._asked -= len(ids)
-        self._failed = True
-        self._context.wake()
+        self._end(missing("queue", self._queue.name) if self._queue.deleted else _refused(refusal))
 
     def fail(self, error: Exception) -> None:
-        self._failed = True
         self._context.warn(
             "a bug: the bridge's consumer ended, and begins anew; report this", reason=repr(error)
         )
+        self._end(BridgeRefusal("source", f"a bug ended the consumer of queue {self._queue.text}"))
+
+    def _end(self, why: BridgeRefusal) -> None:
+        self._ended = why
         self._context.wake()
 
 

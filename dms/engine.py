@@ -455,9 +455,7 @@ class Queue(RunQueue):
     def load(self, bodies: Sequence[bytes], first: int, size: int) -> None:
         """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
         self.ready.add(Run(None, [*bodies], first))
-        size += MESSAGE_BYTES * len(bodies)
-        self.loaded_bytes += size
-        self.memory.loaded_bytes += size
+        self.charge(size + MESSAGE_BYTES * len(bodies))
 
     # -- messages are delivered
 
@@ -727,6 +725,8 @@ class Queue(RunQueue):
 
     def purge(self) -> tuple[int, Ticket | None]:
         """All that nobody holds leaves, but for jobs that may be delivered: how many. As `discard`."""
+        # AMQP has its own. Here the row leaves as one span, in memory or not: 0.04 us a message. There each
+        # message has a record and a head, and they leave in turns: 2 us (50,000 durable ones of 100 bytes).
         first, row = self.head, self.end - self.head
         runs = [run for run, _ in self.returned_runs()]
         spans = sorted([*to_spans(runs), *([(first, row)] if row else ())])
@@ -899,12 +899,11 @@ class Queue(RunQueue):
         ]
         return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
 
-    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
+    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         engine = self.engine
         assert self.log is not None
         row = engine.table.put_record(self.name, engine.row(self, snapshot=offset))
-        log = self.log.log
-        _, ticket = engine.store.append_all([*((log, *part) for part in parts), row], reserved=True)
+        _, ticket = engine.store.append_all([(self.log.log, data, count), row], reserved=True)
         engine.counts.snapshots += 1
         return ticket
 
@@ -1036,7 +1035,9 @@ class LossTeller(DamageTeller):
 
     def lose(self, *lost: Lost) -> None:
         queue, known = self._queue, self._lost
-        new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
+        new = [
+            each for each in lost if not any(one.offset < each.end and each.offset < one.end for one in known)
+        ]
         if not new:
             return
         known += new

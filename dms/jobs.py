@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dms.cold_jobs import (
     NO_RECORD,
+    READY_BYTES,
     cold_job,
     cold_job_of,
     cold_run,
@@ -45,7 +46,7 @@ from shared.queues.keys import Keys
 from shared.queues.runs import Run
 from shared.queues.waiting import WAITING_BYTES, ClockWatch, Waiting
 from shared.schedules import Due
-from shared.turns import Turn, batched
+from shared.turns import ITEMS, Turn, batched
 
 if TYPE_CHECKING:
     from dms.engine import Queue
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 
 CLOCK_LOOK_MS = 60_000
 """The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
-READ_AHEAD = 256
-"""Cold jobs that are read back at once."""
 KNOWN_BYTES = 350
 """Memory of a `dedup` key that is known."""
 FORGET_MS = 1000
@@ -145,7 +144,8 @@ class Jobs:
                 yield
         finally:
             self.queue.all_returned()
-        yield from before.forgotten()
+        for _ in before.clear():
+            yield
 
     # -- jobs arrive
 
@@ -240,6 +240,13 @@ class Jobs:
     def _charge(self, size: int) -> None:
         """Memory that jobs take in a durable queue too: so much more, or less."""
         self.queue.charge(size)
+        self._count_lasting(size)
+
+    def _count_ready(self, more: int) -> None:
+        """So many jobs more are ready, or fewer: each takes that much however cold it is."""
+        self._count_lasting(more * READY_BYTES)
+
+    def _count_lasting(self, size: int) -> None:
         self.queue.memory.jobs_bytes += size
         self.memory_bytes += size
 
@@ -307,6 +314,7 @@ class Jobs:
 
     def _make_ready(self, run: Run) -> None:
         self._runs[run.first] = run
+        self._count_ready(1)
         self.ready.requeue(run, run.head.priority, run.head.key)
 
     # -- jobs are delivered, and return
@@ -326,6 +334,7 @@ class Jobs:
             return None
         run = self.ready.take(1)
         del self._runs[run.first]
+        self._count_ready(-1)
         self.held[run.first] = run
         run.head.at_ms = 0  # what comes back waits for no time of the wall clock
         return run
@@ -347,7 +356,7 @@ class Jobs:
     def _read_front(self) -> None:
         """Read back the jobs that are to be delivered next."""
         assert self._reader is not None
-        runs = [run for run in self.ready.upcoming(READ_AHEAD) if is_cold(run)]
+        runs = [run for run in self.ready.upcoming(ITEMS) if is_cold(run)]
         inside = self._reads_front = True
 
         def done() -> None:
@@ -451,6 +460,7 @@ class Jobs:
         ready = self._runs.pop(seq, None)
         if ready is None:
             return None
+        self._count_ready(-1)
         if self._unplaced.pop(seq, None) is None:
             ready = self.ready.remove(ready, ready.head.priority, ready.head.key)
         self._aside[seq] = ready

@@ -6,6 +6,7 @@ something tells the first consumer that asks.
 """
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -41,6 +42,10 @@ class LogReplay:
     `beheaded`: the log begins later than the queue, so earlier messages are gone.
     """
 
+    _copies_follow = False
+    """The last snapshot has told what was out, and KEPT records behind it bring bodies alone. In an earlier
+    version they told that, before the snapshot."""
+
     def __init__(self, *, beheaded: bool = False) -> None:
         self.head = self.tail = 1
         self._beheaded = beheaded
@@ -50,6 +55,8 @@ class LogReplay:
         """Delivered and not gone, by sequence: deliveries, due."""
         self.bodies: dict[int, bytes] = {}
         self.homes: list[tuple[int, int]] = []
+        self.bodies_from = math.inf
+        """Bodies that no snapshot has are in the log from this offset on."""
         self.state: dict[str, Any] = {}
         self.state_age_ms = 0
         self.produced: list[tuple[int, int]] = []
@@ -91,6 +98,7 @@ class LogReplay:
                 self.tail = record.seq + record.entries
                 if not self.homes or offset - self.homes[-1][1] >= engines.POSITION_BYTES:
                     self.homes.append((record.seq, offset))
+                    self.bodies_from = min(self.bodies_from, offset)
                 self.produced.append((record.age_ms, self.tail))
             case RecordKind.DELIVERED:
                 for run in records.runs_in(data, record):
@@ -124,16 +132,23 @@ class LogReplay:
                         self._job(seq, form, offset)
                         self._kept_jobs[seq] = self.jobs[seq]
                 for kept in records.kept_in(data, record, JOB_FIRST):
-                    if kept.head is not None:
-                        self.heads[kept.seq] = kept.head
-                    self.out[kept.seq] = self._kept[kept.seq] = kept.deliveries, kept.due
+                    if not self._copies_follow:
+                        self.out[kept.seq] = self._kept[kept.seq] = kept.deliveries, kept.due
+                    elif kept.seq not in self.out:
+                        continue  # it has left since
                     self.bodies[kept.seq] = kept.body
+                    if kept.head is not None:
+                        self.heads.setdefault(kept.seq, kept.head)
             case RecordKind.SNAPSHOT:
                 self._beheaded = False
-                self.out = dict(self._kept)
-                self.bodies = {seq: self.bodies[seq] for seq in self.out}
-                self.heads = {seq: head for seq, head in self.heads.items() if seq in self.out}
                 self.state = dict(records.object_in(data, record))
+                self._copies_follow = "out" in self.state
+                self.out = dict(self._kept)
+                listed = iter(self.state.pop("out", ()))
+                for first, count, deliveries, due in zip(listed, listed, listed, listed, strict=True):
+                    self.out.update(dict.fromkeys(range(first, first + count), (deliveries, due)))
+                self.bodies = {seq: body for seq, body in self.bodies.items() if seq in self.out}
+                self.heads = {seq: head for seq, head in self.heads.items() if seq in self.out}
                 if not self.state.get("places"):  # of an earlier version, which has copied all jobs
                     self.jobs = dict(self._kept_jobs)
                 self.job_bytes = self.state.get("job_bytes", self.job_bytes)
@@ -142,6 +157,7 @@ class LogReplay:
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
+                self.bodies_from = min(self.bodies_from, self.state["home"])
                 self.produced.clear()
             case RecordKind.PLACES:
                 for seq, rest in records.places_in(data, record):
@@ -286,7 +302,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.log.snapshot_end = start
     queue.engine.times.not_before(replay.age_ms)
     homes = [home for home in replay.homes if home[0] <= replay.head] or replay.homes[:1]
-    lost += await _find_bodies(replay, log, replay.homes[0][1] if replay.homes else log.visible)
+    lost += await _find_bodies(replay, log, int(min(replay.bodies_from, log.visible)))
     if homes:
         queue.cold.positions.append(homes[-1])
         queue.cold.offset = homes[-1][1]

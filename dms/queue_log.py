@@ -9,10 +9,11 @@ at once, behind the pending ones.
 That a message was delivered or returned is a *note*. Notes need not be durable: they are written with the
 next record, or after a moment.
 
-A *snapshot* tells where the row begins, and where the record of each job is, and copies the few older
-messages of the row (unacknowledged or returned). Opening a queue reads from where its last snapshot began. A
-snapshot is written in slices, and what happens meanwhile stands between them: each record is true where it
-stands. Everything below the snapshot, the row and the jobs is dropped.
+A *snapshot* tells where the record of each job is, where the row begins, and which older messages of the row
+there are (unacknowledged or returned); then it copies those. Opening a queue reads from where its last
+snapshot began. A snapshot is written in slices, and what happens meanwhile stands between them: each record
+is true where it stands, and a copy is of a message that may have left. Everything below the snapshot, the
+row and the jobs is dropped.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 SNAPSHOT_BYTES = 8 << 20
 """Bytes written, or removed, between two snapshots: opening a queue reads at most so much."""
-KEPT_BYTES = 1 << 20
-"""Bytes of one KEPT record; a longer message is alone."""
+KEPT_BYTES = 64 << 10
+"""Bytes of one KEPT record, which is made in one step; a longer message is alone."""
 NOTES_MS = 1000
 """How long a note waits for another record. With 100 ms most deliveries of 1,000 busy queues were written
 alone, each as a record and an append of its own."""
@@ -106,11 +107,8 @@ class LogOwner(Protocol):
         """All messages not in the row and not gone, but for jobs: each run with the age at which it is due;
         0: now."""
 
-    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
-        """Append the records together with the table's row that names `offset`. Raises StoreError.
-
-        `parts`: of the records, each with how many end with it.
-        """
+    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
+        """Append so many records together with the table's row that names `offset`. Raises StoreError."""
 
 
 class QueueLog:
@@ -526,12 +524,35 @@ class QueueLog:
             for keys in () if self._owner.jobs is None else self._owner.jobs.left_keys():
                 size += self._append_part(RecordKind.SEEN, 1, json.dumps({"keys": keys}).encode())
                 yield
-            if rollbacks == self._rollbacks and not (self.detached or self.log.deleted):
-                self._end_snapshot(start, lowest, size)
+            if not self._may_go_on(rollbacks):
+                return
+            self.write_pending()
+            state, row_start = self._owner.snapshot_state(), self._row_start()
+            out, listed = _out_of_row(self._owner.older_than_row())
+            body = json.dumps({**state, "home": row_start, "places": True, "out": listed}).encode()
+            part = self._with_notes(self._pack(RecordKind.SNAPSHOT, 1, state["head"], body))
+            kept_bytes = size
+            for count, messages in records.pack_kept(out, KEPT_BYTES):
+                self.append(*part, reserved=True)
+                size += len(part[0])
+                part = self._pack(RecordKind.KEPT, count, 0, messages), 1
+                kept_bytes += len(part[0])
+                yield
+                if not self._may_go_on(rollbacks):
+                    return
+            self.write_pending()
+            ticket = self._owner.append_snapshot(*part, start)
+            self.snapshot_end = self.log.end
+            self._kept_bytes, self._snapshot_bytes = kept_bytes, size + len(part[0])
+            self._drop_behind(ticket, start, row_start, lowest, state.get("job_bytes", 0))
         except StoreError:
             pass
         finally:
             self._snapshotting = False
+
+    def _may_go_on(self, rollbacks: int) -> bool:
+        """Whether a snapshot may, that began when the disk had refused so many appends."""
+        return rollbacks == self._rollbacks and not (self.detached or self.log.deleted)
 
     def _append_part(self, kind: RecordKind, count: int, body: bytes) -> int:
         """Append a part of a snapshot; returns its bytes."""
@@ -539,30 +560,15 @@ class QueueLog:
         self.append(record, count, reserved=True)
         return len(record)
 
-    def _end_snapshot(self, start: int, lowest: float, size: int) -> None:
-        """The last part of the snapshot that begins at `start`. `lowest`: no record of a job is below that;
-        `size`: bytes of the parts before. Raises StoreError."""
-        self.write_pending()
-        kept: list[tuple[bytes, int]] = []
-        stamp = self._times.stamp()
-        for count, messages in records.pack_kept(self._owner.older_than_row(), KEPT_BYTES):
-            kept.append((records.pack_head(RecordKind.KEPT, count, 0, *stamp, len(messages)), 0))
-            kept.append((messages, 1))
-        state, row_start = self._owner.snapshot_state(), self._row_start()
-        body = json.dumps({**state, "home": row_start, "places": True}).encode()
-        parts = [
-            self._take_notes(*stamp),
-            *kept,
-            (self._pack(RecordKind.SNAPSHOT, 1, state["head"], body), 1),
-        ]
-        ticket = self._owner.append_snapshot([part for part in parts if part[0]], start)
-        self.snapshot_end = self.log.end
-        self._kept_bytes = size + sum([len(part) for part, _ in kept])
-        self._snapshot_bytes = size + sum([len(part) for part, _ in parts])
+    def _drop_behind(
+        self, ticket: Ticket, start: int, row_start: int, lowest: float, job_bytes: float
+    ) -> None:
+        """Drop what is older than the snapshot that begins at `start`, once that is durable. No record of a
+        job is below `lowest`."""
         self._jobs_start = lowest if lowest < start else math.inf
         floor = self._snapshot_floor = int(min(start, row_start, lowest))
-        pinned, live = min(start, row_start) - lowest, state.get("job_bytes", 0)
-        if pinned > 2 * live + SNAPSHOT_BYTES:
+        pinned = min(start, row_start) - lowest
+        if pinned > 2 * job_bytes + SNAPSHOT_BYTES:
             self._copying.begin(int(lowest), int(lowest + pinned // 2))
         ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
@@ -590,3 +596,29 @@ class QueueLog:
                 self.log.drop_below(offset)
             except StoreError:
                 pass  # the next snapshot does it
+
+
+def _out_of_row(runs: Iterable[tuple[Run, int]]) -> tuple[list[tuple[Run, int]], list[int]]:
+    """Runs that do not change while they are written, each with the age at which it is due; and what a
+    SNAPSHOT says of them: in fours, the first sequence, how many, their deliveries, and that age."""
+    lasting: list[tuple[Run, int]] = []
+    listed: list[int] = []
+    first = end = tries = due = 0
+    for pair in sorted(runs, key=_first_sequence):
+        run, run_due = pair
+        count = len(run.bodies)
+        # 50,000 are gone through at once, most of them alone: what would copy each took three times as long.
+        lasting.append(pair if count == 1 else (run.part(0, count), run_due))
+        if run.first == end and run.tries == tries and run_due == due:
+            end += count
+            continue
+        if end:
+            listed += (first, end - first, tries, due)
+        first, end, tries, due = run.first, run.first + count, run.tries, run_due
+    if end:
+        listed += (first, end - first, tries, due)
+    return lasting, listed
+
+
+def _first_sequence(pair: tuple[Run, int]) -> int:
+    return pair[0].first

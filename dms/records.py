@@ -303,14 +303,14 @@ def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
 
 
 def pack_kept(runs: Iterable[tuple[Run, int]], bytes_max: int) -> Iterator[tuple[int, bytes]]:
-    """The bodies of KEPT records, each with how many messages it has. A run that passes `bytes_max` ends one.
+    """The bodies of KEPT records, each with how many messages it has. One that passes `bytes_max` ends it.
 
     `runs`: each with the age at which it may be delivered; 0: now. There may be ten thousands, of one message
     each: 0.6 us a message, most of it to copy 1 KB.
     """
     pack = _KEPT.pack
     parts: list[bytes] = []
-    count = size = 0
+    size = 0
     for run, due in runs:
         seq, tries, bodies, head = run.first, run.tries, run.bodies, run.head
         for body in bodies:
@@ -321,14 +321,13 @@ def pack_kept(runs: Iterable[tuple[Run, int]], bytes_max: int) -> Iterator[tuple
             elif isinstance(body, DeadLetter):
                 about = json.dumps(body.about).encode()
             parts += (pack(seq, tries, due, len(about), len(body)), about, body)
-            size += len(body)
+            size += _KEPT.size + len(body)
             seq += 1
-        count += len(bodies)
-        if size >= bytes_max:
-            yield count, b"".join(parts)
-            parts, count, size = [], 0, 0
+            if size >= bytes_max:
+                yield len(parts) // 3, b"".join(parts)
+                parts, size = [], 0
     if parts:
-        yield count, b"".join(parts)
+        yield len(parts) // 3, b"".join(parts)
 
 
 def _about(body: bytes, head: JobHead) -> bytes:

@@ -810,7 +810,6 @@ class Consumer:
     _head: Head | None = None
     _before: bytes = b""
     _between: bytes = b""
-    _end_before: bytes = b""
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
@@ -906,7 +905,6 @@ class Consumer:
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
         self._head = head
         self._before, self._between = found
-        self._end_before = FRAME_END + self._before
 
 
 @attrs.define(eq=False)

@@ -17,6 +17,7 @@ import attrs
 
 from shared.errors import CorruptRecord, LogDeleted, OutOfRange, StoreError
 from shared.storage.lost import Lost
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     import structlog
@@ -89,7 +90,7 @@ class DamageTeller:
     """The last read has failed."""
 
     def __init__(self, timers: Timers) -> None:
-        self._timers = timers
+        self.timers = timers
 
     @property
     def named(self) -> tuple[structlog.stdlib.BoundLogger, str]:
@@ -111,7 +112,7 @@ class DamageTeller:
     def cannot_read(self, error: StoreError) -> None:
         """Nothing can be read, for another reason than damage."""
         self.error = error
-        self._timers.set(self, self._timers.now() + self._timers.second)
+        self.timers.set(self, self.timers.now() + self.timers.second)
         if not self._fails:
             self._fails = True
             log, name = self.named
@@ -211,10 +212,14 @@ class ColdReader:
 
 @attrs.define(eq=False)
 class ColdMessages(ColdReader):
-    """Reads cold messages of one queue back from its log, in any order. `read_back`: have a message's body
-    and head from its record, in records that stand at an offset; else it is `LOST`."""
+    """Reads cold messages of one queue back from its log, in any order and in turns. `read_back`: have a
+    message's body and head from its record, in records that stand at an offset; else it is `LOST`.
+    `deadline` and `scheduled` belong to `Timers`."""
 
     _read_back: Callable[[Run, bytes, int], None]
+    deadline: float = attrs.field(default=math.inf, init=False)
+    scheduled: float = attrs.field(default=math.inf, init=False)
+    _turn: Turn = attrs.field(factory=Turn, init=False)
     _left: deque[Run] = attrs.field(factory=deque, init=False)
     _then: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
@@ -225,14 +230,22 @@ class ColdMessages(ColdReader):
         if self.teller.error is None:
             self._left += sorted([run for run in runs if is_cold(run)], key=attrgetter("offset"))
         self._then.append(then)
+        if not self.reading and self.deadline == math.inf:
+            self.expire(0)
+
+    def expire(self, now: float) -> None:
+        """Go on: the next turn has come."""
+        if self._left:
+            self._turn.begin()
+            self.offset = self._left[0].offset
+            self._read_on(MESSAGES_BYTES)
         if not self.reading:
-            if self._left:
-                self.offset = self._left[0].offset
-                self._read_on(MESSAGES_BYTES)
-            if not self.reading:
-                self._on_read()
+            self._on_read()
 
     def _on_read(self) -> None:
+        if self._left:  # the turn is over
+            self.teller.timers.set_now(self)
+            return
         done, self._then = self._then, []
         for then in done:
             then()
@@ -258,4 +271,4 @@ class ColdMessages(ColdReader):
         if not left:
             return False
         self.offset = left[0].offset
-        return True
+        return not self._turn.over_now()

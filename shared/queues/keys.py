@@ -265,24 +265,18 @@ class Keys:
             [lane.first().first for key in self._keys.values() for lane in key.lanes.values() if lane.count]
         )
 
-    def clear(self) -> list[Run]:
-        """Take all, by priority and number. What is unacknowledged still counts."""
-        runs = [*self]
+    def clear(self) -> Iterator[list[Run]]:
+        """As `Ready.clear`. What is unacknowledged still counts."""
+        keys, self._keys = self._keys, {}
         self.count = self._top = self.ready_keys = 0
-        for line in self._lines:
-            while line.front() is not None:
-                line.pop()
-        for key in (*self._keys.values(),):
-            key.lanes.clear()
-            key.count = 0
-            self._forget_if_idle(key)
-        return runs
-
-    def forgotten(self) -> Iterator[None]:
-        """Forget all, some in each step: to free very many at once takes long."""
-        self._lines = ()
-        for _ in taken_out(self._keys.popitem, self._keys):
-            yield
+        self._lines = tuple([type(line)() for line in self._lines])
+        for key in keys.values():
+            if key.unacked:
+                self.take_over(key.name, key.unacked)
+        return (
+            [run for _, key in some for lane in key.lanes.values() for _, run in lane.runs if run.bodies]
+            for some in taken_out(keys.popitem, keys)
+        )
 
     def take(self, most: int, *, keeps_turn: bool = False) -> Run:
         """Take the next messages, up to `most`, of one run. `first` must have found one. `keeps_turn`: they

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from shared.queues.runs import Ready, Run
 
@@ -67,10 +68,10 @@ class Priorities:
                 return message
         return None
 
-    def clear(self) -> list[Run]:
-        """Take all, the next one out first."""
+    def clear(self) -> Iterator[list[Run]]:
+        """As `Ready.clear`."""
         self.count = self._top = 0
-        return [run for level in reversed(self.levels) for run in level.clear()]
+        return chain.from_iterable([level.clear() for level in self.levels])
 
     def _level(self, priority: int) -> Ready:
         priority = min(priority, len(self.levels) - 1)

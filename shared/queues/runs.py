@@ -14,9 +14,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, TypeVar
+
+from shared.turns import taken_out
 
 _K = TypeVar("_K")
 _FIRST = attrgetter("first")
@@ -243,12 +245,14 @@ class Ready:
         self.count = self.loaded
         return runs
 
-    def clear(self) -> list[Run]:
-        """Take all, the next one out first."""
-        runs = [*self]
+    def clear(self) -> Iterator[list[Run]]:
+        """Nothing is here any more. Returns what was, in no order, taken apart while it is gone through: to
+        have very many at once takes long, and to free them."""
+        requeued, runs = self.requeued, self.runs
         self.requeued, self.runs = [], deque()
         self.count = self.loaded = 0
-        return runs
+        back = ([run for _, run in entries] for entries in taken_out(requeued.pop, requeued))
+        return chain(taken_out(runs.popleft, runs), back)
 
 
 def join(runs: MutableSequence[Run], run: Run) -> None:

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp import commands
+from pamqp import base, commands
 from structlog.testing import capture_logs
 
-from dmp.amqp.wire import FRAME_OVERHEAD, encode
+from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from shared.net.stops import Stop
 from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
@@ -225,14 +225,6 @@ async def test_names_of_any_kind_are_told_as_they_are(peer: Peer) -> None:
     assert peer.frames()[0][1].queue == name
 
 
-OPEN = encode(C.Channel.Open(), 7)
-CONTENT = publish("", "q", b"hello")
-HEADER_AT, BODY_AT = (
-    len(encode(C.Basic.Publish(0, "", "q"), 1)),
-    len(CONTENT) - len(b"hello") - FRAME_OVERHEAD,
-)
-
-
 @pytest.mark.parametrize("durable", [False, True])
 async def test_who_deletes_a_queue_is_answered_before_he_hears_that_his_consumers_are_gone(
     world: World, durable: bool
@@ -291,32 +283,29 @@ async def test_the_oldest_go_where_more_is_requeued_than_the_queue_may_hold(
     assert world.broker.counts.overflowed == count
 
 
-async def test_a_confirm_comes_behind_answers_that_wait_for_the_disk(world: World, peer: Peer) -> None:
-    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
-    peer.send(declare + encode(C.Confirm.Select(), 1) + publish("", "nowhere", b"x"))
-    assert peer.names() == []
-    world.settle()
-    assert peer.names() == ["Queue.DeclareOk", "Confirm.SelectOk", "Basic.Ack"]
-
-
-async def test_a_message_comes_back_before_its_confirm(world: World, peer: Peer) -> None:
-    peer.ask(C.Confirm.Select())
-    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
-    peer.send(declare + publish("", "nowhere", b"x", mandatory=True))
-    world.settle()
-    names = [name for name in peer.names() if name.startswith(("Queue", "Basic"))]
-    assert names == ["Queue.DeclareOk", "Basic.Return", "Basic.Ack"]
-
-
-async def test_what_is_recovered_comes_behind_answers_that_wait_for_the_disk(
-    world: World, peer: Peer
+@pytest.mark.parametrize(
+    ("before", "data", "names"),
+    [
+        ((), encode(C.Confirm.Select(), 1) + publish("", "nowhere", b"x"), ["Confirm.SelectOk", "Basic.Ack"]),
+        (
+            (C.Confirm.Select(),),
+            publish("", "nowhere", b"x", mandatory=True),
+            ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"],
+        ),
+        (
+            (C.Queue.Declare(0, "nowhere"), C.Basic.Get(0, "nowhere", True)),
+            publish("", "nowhere", b"x") + encode(C.Basic.Get(0, "nowhere", True), 1),
+            ["Basic.GetOk", "ContentHeader", "ContentBody"],
+        ),
+    ],
+    ids=["confirm", "return", "get"],
+)
+async def test_what_the_server_says_comes_behind_answers_that_wait_for_the_disk(
+    world: World, peer: Peer, before: tuple[base.Frame, ...], data: bytes, names: list[str]
 ) -> None:
-    peer.ask(C.Queue.Declare(0, "q"))
-    peer.publish("", "q", b"x", b"y")
-    assert len(bodies(peer.say(C.Basic.Consume(0, "q", "tag")))) == 2
-    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
-    peer.send(declare + encode(C.Basic.Recover(False), 1))
+    for method in before:
+        peer.say(method)
+    peer.send(encode(C.Queue.Declare(0, "durable", durable=True), 1) + data)
     assert peer.names() == []
     world.settle()
-    names = [name for name in peer.names() if name.startswith(("Queue", "Basic"))]
-    assert names == ["Queue.DeclareOk", "Basic.RecoverOk", "Basic.Deliver", "Basic.Deliver"]
+    assert peer.names() == ["Queue.DeclareOk", *names]

@@ -66,25 +66,6 @@ async def test_a_large_body_comes_as_it_was_sent_by_get_and_to_consumers(
     assert (len(world.broker.bodies), world.body_logs) == (0, [])
 
 
-async def test_a_start_that_finds_too_many_large_bodies_lets_the_oldest_go() -> None:
-    """Consumers held them. Another queue, which comes back later, has one of them, too."""
-    world, peer = await declared(arguments={"x-max-length": 1})
-    other = world.queue(b"r", durable=True)
-    world.topology.bind(b"amq.fanout", other)
-    world.topology.bind(b"amq.fanout", world.broker.queues[b"q"])
-    peer.say(C.Basic.Consume(0, "q"))
-    peer.publish("amq.fanout", "", body(2000), properties=PERSISTENT)
-    world.settle()
-    published(world, peer, body(3000), body(4000))
-    assert world.broker.queues[b"q"].held == 3
-    after = await world.again()
-    after.settle()
-    assert after.broker.bodies.unclaimed == 0
-    assert len(after.body_logs) == 2
-    reader = Peer(after).login()
-    assert (reader.ask_get("q"), reader.ask_get("r")) == (body(4000), body(2000))
-
-
 async def test_what_comes_between_the_frames_of_a_large_body_is_another_channels() -> None:
     world, peer = await declared()
     peer.ask(C.Channel.Open(), 2)

@@ -35,16 +35,6 @@ async def test_a_lease_has_enough_chance_and_fits_a_short_string(world: World, a
     assert not any(word in repr(list(world.broker.leases)).encode() for word in words)
 
 
-async def test_a_lease_opens_one_connection_once(world: World, app: Application) -> None:
-    lease = app.sink_lease(b"quotes")
-    first, said = answers(world, lease)
-    assert said[1].startswith("200 OK")
-    second, said = answers(world, lease)
-    assert said[1:] == [BAD]
-    assert (first.connection.finished, second.connection.finished) == (False, True)
-    assert world.broker.counts.refusals == {"dmp BAD_LEASE": 1}
-
-
 async def test_forged_used_lapsed_foreign_and_empty_leases_get_one_answer(
     world: World, app: Application
 ) -> None:

@@ -222,12 +222,6 @@ async def test_a_key_whose_message_the_store_does_not_take_was_never_seen(
     assert ready(queue) == [b"1"]
 
 
-async def test_a_window_needs_the_argument_that_it_is_of(world: World) -> None:
-    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments={"x-cache-ttl": 5}))
-    assert answer.name == "Channel.Close"
-    assert b"x-cache-ttl" in str(answer.reply_text).encode()
-
-
 async def test_a_queue_that_the_store_does_not_delete_knows_its_keys_as_before(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

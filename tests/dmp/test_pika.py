@@ -120,14 +120,3 @@ def test_a_transaction_moves_messages_from_queue_to_queue(channel: BlockingChann
     assert take(channel, new, 2) == [b"0", b"1"]
     channel.tx_commit()
     assert channel.basic_get(old, auto_ack=True)[2] == b"2"
-
-
-def test_consumers_hear_that_their_queue_is_gone(connect: Connect, channel: BlockingChannel) -> None:
-    channel.queue_declare("going")
-    cancelled: list[str] = []
-    channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
-    tag = channel.basic_consume("going", lambda *_: None)
-    connect().channel().queue_delete("going")
-    while not cancelled:
-        channel.connection.process_data_events(30)
-    assert cancelled == [tag]

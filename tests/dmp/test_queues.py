@@ -15,7 +15,7 @@ from dmp.refusals import Refusal
 from shared.queues.runs import Run
 from shared.storage.log import Ticket
 from tests.dmp.amqp_peer import Peer
-from tests.dmp.world import PERSISTENT, Taker, World, head, ready, singles
+from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 
 
 def properties(**of: Any) -> bytes:
@@ -34,50 +34,6 @@ async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world:
     queue.dispatch()
     assert taker.bodies == [b"a", b"b", b"c"]
     assert world.broker.memory.total_bytes == 0
-
-
-async def test_consumers_take_turns(world: World) -> None:
-    queue = world.queue()
-    one, two = Taker(no_ack=False), Taker(no_ack=False)
-    world.publish(b"", b"q", *[b"%d" % n for n in range(6)])
-    queue.add_consumer(one)
-    queue.add_consumer(two)
-    queue.dispatch()
-    assert (one.bodies, two.bodies) == ([b"0", b"2", b"4"], [b"1", b"3", b"5"])
-    for n in range(6, 10):
-        world.publish(b"", b"q", b"%d" % n)
-    assert (len(one.bodies), len(two.bodies)) == (5, 5)
-
-
-async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> None:
-    queue = world.queue()
-    taker = Taker(no_ack=False, room=3)
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", *[b"%d" % n for n in range(5)])
-    queue.settle([taker.messages[1]])
-    queue.requeue([taker.messages[2]])
-    assert ready(queue) == [b"2", b"3", b"4"]
-    assert [message.tries > 0 for message in singles(queue)] == [True, False, False]
-    queue.requeue([taker.messages[0]])
-    assert ready(queue) == [b"0", b"2", b"3", b"4"]
-    assert queue.held == 0
-    taker.count = 3
-    queue.dispatch()
-    queue.requeue([taker.messages[-1], taker.messages[-3], taker.messages[-2]])
-    assert ready(queue) == [b"0", b"2", b"3", b"4"]
-
-
-async def test_a_feed_comes_before_consumers(world: World) -> None:
-    queue = world.queue()
-    consumer, feed = Taker(), Taker(room=2)
-    world.publish(b"", b"q", b"0")
-    queue.add_consumer(consumer)
-    queue.dispatch()
-    queue.set_feed(feed)
-    world.publish(b"", b"q", b"1", b"2", b"3")
-    assert (consumer.bodies, feed.bodies, ready(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
-    queue.set_feed(None)
-    assert consumer.bodies == [b"0", b"3"]
 
 
 async def test_messages_too_old_are_dead_letters(world: World) -> None:
@@ -144,15 +100,6 @@ async def test_a_change_that_the_disk_refuses_is_undone(world: World) -> None:
 def test_what_says_how_messages_are_kept_is_not_changed(name: str) -> None:
     with pytest.raises(Refusal, match=name):
         QueueKind().changed({name: 1})
-
-
-async def test_a_circle_of_dead_letters_ends(world: World) -> None:
-    queue = world.queue(ttl_ms=10, dead_letter_exchange=b"")
-    world.publish(b"", b"q", b"x")
-    world.advance(1)
-    assert ready(queue) == []
-    assert world.broker.counts.dead_letters_lost == 1
-    assert world.broker.memory.total_bytes == 0
 
 
 async def test_an_unused_queue_goes(world: World) -> None:

@@ -163,19 +163,6 @@ async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(
     assert world.broker.counts.refusals == {"dmp SYNTAX_ERROR": 1}
 
 
-async def test_a_body_of_three_mebibytes_is_a_message_like_others(app: Application) -> None:
-    queue = app.queue(b"all", b"quotes")
-    app.queue(b"fed", b"quotes")
-    feed = app.open(app.feed_lease(b"fed"), bound=64 << 20)
-    sink = app.sink(b"quotes")
-    large = bytes(range(256)) * (3 << 12)
-    data = packed(b"small", large, b"last")
-    for at in range(0, len(data), 1 << 18):
-        sink.say(data[at : at + (1 << 18)])
-    assert ready(queue) == [b"small", large, b"last"]
-    assert bodies(feed.connection.taken()) == [b"small", large, b"last"]
-
-
 async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all(app: Application) -> None:
     sink = app.sink(b"quotes")
     whole = packed(bytes(200_000))
@@ -199,17 +186,6 @@ async def test_the_largest_body_is_a_setting() -> None:
     (said,) = texts(sink.say(packed(bytes(100)) + packed(bytes(101))))
     assert said == "502 SYNTAX-ERROR a body of 101 bytes, 100 at most"
     assert ready(queue) == [bytes(100)]
-
-
-async def test_a_body_that_is_too_large_is_so_in_two_reads_too() -> None:
-    _, app = await opened(DmpSettings(message_bytes_max=1000))
-    queue = app.queue(b"all", b"quotes")
-    sink = app.sink(b"quotes")
-    data = packed(bytes(1000)) + packed(bytes(1001)) + packed(b"behind") * 1000
-    assert sink.say(data[:1500]) == b""
-    (said,) = texts(sink.say(data[1500:]))
-    assert said == "502 SYNTAX-ERROR a body of 1001 bytes, 1000 at most"
-    assert ready(queue) == [bytes(1000)]
 
 
 async def test_a_message_begun_is_finished_in_time() -> None:

@@ -280,6 +280,8 @@ async def test_a_quorum_queue_gives_up_after_20_unless_it_is_told_otherwise(worl
         {"x-key-header": "tenant"},
         {"x-fair": False, "x-key-header": "tenant"},
         *({"x-message-deduplication": value} for value in (1, "true", [True])),
+        {"x-cache-ttl": 5},
+        *({"x-consumer-timeout": value} for value in (99, -1, "1000", True, 1 << 60)),
         *({"x-rate": value} for value in ("10", "0/s", 10, "99999999/s", True)),
     ],
 )

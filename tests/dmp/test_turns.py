@@ -334,7 +334,7 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     whole_bytes = world.broker.memory.total_bytes
     count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
     assert (count, queue.depth) == (many, 0)
-    assert 0 < world.broker.memory.total_bytes < whole_bytes, "as long as they are there"
+    assert 0 < world.broker.memory.total_bytes <= whole_bytes, "as long as they are there"
     world.finish_work()
     assert world.broker.memory.total_bytes == 0
 

@@ -17,7 +17,7 @@ from dms.job_head import JOB_FIRST, JobHead, pack_job
 from dms.opening import LogReplay
 from dms.records import RecordKind
 from dms.settings import DmsSettings
-from dms.wire import Status, Type
+from dms.wire import Frame, Status, Type
 from shared.budget import Account
 from shared.errors import OutOfRange, StoreError
 from shared.queues import core
@@ -53,16 +53,28 @@ def test_what_is_known_of_a_cold_job_is_what_was_said() -> None:
     assert tries_of(cold_job(0, 0, 1 << 30, head)) == (1 << 24) - 1
 
 
-def test_bodies_that_fill_memory_keep_no_job_out_and_jobs_themselves_do_at_last() -> None:
+@pytest.mark.parametrize("said", [{"delay_ms": 5000}, {}, {"key": "k"}], ids=["waiting", "ready", "keyed"])
+def test_bodies_that_fill_memory_keep_no_job_out_and_jobs_themselves_do_at_last(said: dict[str, Any]) -> None:
     world = World(COLD, budget=Account("process", 300_000))
-    peer = with_queue(world)
+    peer = with_queue(world, options=b'{"per_key": 1}')
+    if "key" in said:
+        peer.produce_with("orders", b"held", **said)
+        ((held, _),) = peer.consume("orders")
     found: list[Status] = []
     while len(found) < 3000 and found.count(Status.QUEUE_FULL) < 3:
-        found += statuses(peer.produce_with("orders", b"x" * 1000, delay_ms=5000))
+        found += statuses(peer.produce_with("orders", b"x" * 1000, **said))
     assert 400 < found.count(Status.OK) < 3000  # 300 bodies would fill it
     assert Status.QUEUE_FULL in found
+    assert world.engine.memory.loaded_bytes < 350_000
+    if "key" in said:
+        peer.ack(held)
     world.advance(5.1)
-    assert bodies(world, 3) == [b"x" * 1000] * 3
+    for _ in range(found.count(Status.OK)):
+        ((held, body),) = peer.consume("orders")
+        assert body == b"x" * 1000
+        peer.ack(held)
+    memory = world.engine.memory
+    assert (memory.jobs_bytes, memory.loaded_bytes) == (0, 0)
 
 
 def test_a_cold_job_is_looked_at_and_keeps_what_a_nack_said(world: World) -> None:
@@ -78,6 +90,30 @@ def test_a_cold_job_is_looked_at_and_keeps_what_a_nack_said(world: World) -> Non
     world.advance(5.1)
     ((_, about, body),) = peer.consume_with("orders")
     assert (about["headers"], about["deliveries"], body) == ({"h": 1}, 2, b"one")
+
+
+def test_many_cold_jobs_are_read_back_in_turns_and_all_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(COLD)
+    peer = with_queue(world)
+    sent = [b"%04d" % number * 1000 for number in range(40)]
+    for body in sent:
+        peer.produce_with("orders", body, delay_ms=1000)
+    world.advance(1.1)
+    reads: list[int] = []
+    read = Log.read
+
+    def counted(log: Log, offset: int, *rest: Any) -> None:
+        reads.append(offset)
+        read(log, offset, *rest)
+
+    monkeypatch.setattr(Log, "read", counted)
+    short_turns(monkeypatch, 1)
+    came = [body for _, body in peer.consume("orders", 40)]
+    assert (came, len(reads)) == (sent[: len(came)], 1), "one read is a turn"
+    assert 0 < len(came) < 32
+    world.advance(1)
+    came += [body for _, body in deliveries(peer.take())]
+    assert came == sent
 
 
 def test_cold_jobs_with_a_dead_letter_queue_die_with_their_bodies() -> None:
@@ -197,7 +233,12 @@ def test_damage_costs_the_jobs_that_stood_there_and_says_so() -> None:
     world.advance(2)
     found: list[bytes] = []
     refused = 0
-    while frames := peer.ask(Type.CONSUME, b"\0\6orders"):
+
+    def in_the_next_turn() -> list[Frame]:
+        world.advance(0.01)
+        return peer.take()
+
+    while frames := peer.ask(Type.CONSUME, b"\0\6orders") or in_the_next_turn():
         refused += statuses(frames) == [Status.INTERNAL]
         found += [body for _, body in deliveries(frames)]
     assert refused == 1

@@ -73,8 +73,8 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
         record(DELIVERED, (3, 1)),
         record(RETURNED, (3, 1, 0), reason=NACK),
         record(DELIVERED, (3, 1)),
-        record(KEPT, (3, 2, 0, None, b"three")),
         record(SNAPSHOT, state, sequence=4),
+        record(KEPT, (3, 2, 0, None, b"three")),
         record(RETURNED, (3, 2, 0), reason=LOST),
         record(MOVED, (3, 1), "dead", reason=MAX_DELIVERIES),
     ]
@@ -83,7 +83,7 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
     assert home <= filled[0].offset
     tail = 4 + sum(len(one.entries) for one in filled if one.offset < snapshot.offset)
     empty = {"expired": 0, "released": 0, "lives": [], "delays": []}
-    assert state == {"head": 4, "tail": tail, "places": True, **empty}
+    assert state == {"head": 4, "tail": tail, "places": True, "out": [3, 1, 2, 0], **empty}
     assert all(began_ms <= one.unix_ms <= time.time_ns() // 1_000_000 for one in found)
     assert all(one.age_ms <= one.unix_ms - began_ms + 1 for one in found)
     dead = read(server.data / "dms" / "dead.log")

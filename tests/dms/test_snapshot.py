@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import trio
 
-from dms import queue_log, records
+from dms import engine, queue_log, records
 from dms.cold_jobs import head_of
 from dms.opening import LogReplay
 from dms.records import KeptMessage, RecordKind
@@ -16,6 +16,8 @@ from shared.queues.runs import Run
 from shared.storage.log import read_records
 from tests.dms.busy import busy
 from tests.dms.world import World
+from tests.dms.world import deliveries as deliveries_of
+from tests.support.turns import short_turns
 
 
 @pytest.mark.parametrize("rest", [0, 3])
@@ -83,6 +85,67 @@ def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
     assert (replay.head, replay.out, replay.bodies, replay.produced) == (4, {1: (4, 0)}, {1: b"a"}, [])
     replay = replayed(kept, state, run(RecordKind.ACKED, 1, 1))
     assert (replay.head, replay.out, replay.bodies) == (4, {}, {})
+
+
+def test_a_copy_brings_back_nothing_that_has_left_since_its_snapshot() -> None:
+    ((_, messages),) = records.pack_kept([(Run(None, [b"a", b"b"], 1, 4), 0)], 1000)
+    kept = records.pack(RecordKind.KEPT, 2, 0, 5, 0, messages)
+    state = {"head": 4, "tail": 4, "home": 9, "out": [1, 2, 4, 0]}
+    snapshot = records.pack(RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps(state).encode())
+    replay = replayed(snapshot, run(RecordKind.ACKED, 1, 1), returned(2, 5, 70), kept)
+    assert (replay.head, replay.out, replay.bodies) == (4, {2: (5, 70)}, {2: b"b"})
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("turns", range(10))
+def test_a_snapshot_in_turns_says_what_is_there_whatever_happens_between_them(
+    turns: int, crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_log, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(engine, "POSITION_BYTES", 100)
+    world = World(DmsSettings())
+    peer, lost = world.connect(), world.connect()
+    peer.create("jobs")
+    there = {bytes([number]) * 300 for number in range(40)}
+    for body in there:
+        peer.produce("jobs", body)
+    lost.consume("jobs", 12)
+    held = dict(peer.consume("jobs", 20))
+    lost.lose()  # what comes back as one run is taken in parts
+    world.advance(1)
+    short_turns(monkeypatch, 1, 1)
+    queue = world.engine.queues[b"jobs"]
+    assert queue.log is not None
+    queue.log.snapshot()
+    made = world.engine.counts
+    assert made.snapshots == 0, "it takes several turns"
+    for turn in range(turns):
+        last, first = max(held), min(held)
+        peer.ack(last, first)
+        there -= {held.pop(last), held.pop(first)}
+        peer.nack(min(held))
+        del held[min(held)]
+        peer.produce("jobs", b"new%d" % turn)
+        there.add(b"new%d" % turn)
+        held |= dict(peer.consume("jobs", 3))
+        world.advance(0)
+    assert made.snapshots == (turns >= 8)
+    if crash:
+        world.kill()
+    world.advance(1)  # what was noted is written
+    deliveries = _deliveries(world)
+    world.kill()
+    assert world.depths() == {"jobs": len(there)}
+    assert _deliveries(world) == deliveries
+    peer = world.connect()
+    came = peer.consume("jobs", len(there))
+    world.advance(0.5)
+    assert {body for _, body in came + deliveries_of(peer.take())} == there
+
+
+def _deliveries(world: World) -> dict[int, int]:
+    runs = [run for run, _ in world.engine.queues[b"jobs"].older_than_row()]
+    return {seq: run.tries for run in runs for seq in run.numbers}
 
 
 def test_a_row_of_the_table_is_its_own_logs_alone() -> None:

@@ -10,7 +10,7 @@ from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
 from shared.queues import sifting
 from shared.task_turns import TaskTurn
-from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
+from tests.dms.world import MEMORY, Peer, World, deliveries, statuses, with_queue
 from tests.support.turns import short_turns
 
 COUNT = 40
@@ -128,7 +128,7 @@ def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatc
 def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     monkeypatch: pytest.MonkeyPatch, settings: DmsSettings
 ) -> None:
-    monkeypatch.setattr(sifting, "RUN_MOST", 4)
+    monkeypatch.setattr(sifting, "ITEMS", 4)
     short_turns(monkeypatch, 1)
     world = World(settings)
     peer = world.connect()
@@ -145,6 +145,23 @@ def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     assert world.call("redrive", queue="other")["moved"] == 4
     world.settle()
     assert world.depths() == {"orders": 4}
+
+
+def test_a_move_looks_at_the_clock_within_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    short_turns(monkeypatch, 1)
+    world = World(MEMORY)
+    peer = with_queue(world)
+    peer.create("other")
+    peer.produce("orders", *[b"x"] * 100)
+    moved: list[int] = []
+
+    async def others(_: TaskTurn) -> None:
+        moved.append(world.depths()["other"])
+
+    monkeypatch.setattr(TaskTurn, "others", others)
+    assert world.call("move", queue="orders", to="other")["moved"] == 100
+    assert moved[:4] == [32, 64, 96, 100]
 
 
 def test_a_connection_says_what_passed_on_it_what_it_holds_and_what_it_waits_for() -> None:

@@ -12,9 +12,12 @@ from brokers.bridges import forms
 from brokers.bridges.bridges import KEPT_SECONDS, row
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.message import Head
+from dms.settings import DmsSettings
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
+from shared.queues import core
+from shared.storage.log import Log
 from tests.brokers.bridges.world import World, bridge
 from tests.dmp.world import Taker
 from tests.support.fake_disk import FakeDisk, Operation
@@ -249,6 +252,26 @@ async def test_a_queue_that_is_deleted_and_made_again_is_taken_from_again() -> N
     world.send("dms", "in", b"a")
     world.later()
     assert await world.found("logmq", "out") == [b"a"]
+
+
+async def test_a_queue_that_cannot_be_read_now_is_not_said_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core, "HOT_LEAST_BYTES", 0)
+    world = await World.open(None, dms=DmsSettings(hot_bytes=0))
+    world.make("dms", "in")
+    world.send("dms", "in", b"a")
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", lambda log, offset, size, done: done(StoreError("the disk fails")))
+        await world.bridges.change([bridge("dms:in", "logmq:out")])
+        world.carry()
+        assert (world.only.state, world.only.last_error) == ("waiting", "INTERNAL: the disk fails")
+    assert world.services["dms"].engine.find("in").depth == 1
+    times = world.services["dms"].engine.times
+    times.timers.now = lambda: times.now_ms() + 2000
+    times.timers.run_due()  # the second in which nothing is read is over
+    world.later()
+    assert (world.only.state, await world.found("logmq", "out")) == ("running", [b"a"])
 
 
 async def test_a_source_that_cannot_wait_loses_what_has_no_room_and_it_is_counted() -> None:

@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        gone = [number for run in self.keys.clear() for number in run.numbers]
+        gone = [number for runs in self.keys.clear() for run in runs for number in run.numbers]
         assert sorted(gone) == sorted(self.waiting)
         self.waiting.clear()
         self.passed.clear()

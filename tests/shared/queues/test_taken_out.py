@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run
+from shared.turns import ITEMS
 
 COUNT = 12
 
@@ -51,3 +54,32 @@ def test_what_is_taken_out_is_gone_and_all_else_goes_in_order(
     assert [run.first for run in out] == sorted(there, key=lambda number: (-there[number], number))
     assert all(run.bodies == [b"%d" % run.first] for run in out)
     assert not ready.count
+
+
+@pytest.mark.parametrize("ready", [Ready(), Priorities(1), Keys(1)], ids=["ready", "priorities", "keys"])
+def test_what_is_cleared_is_gone_at_once_and_is_gone_through_in_steps(
+    ready: Ready | Priorities | Keys,
+) -> None:
+    def put(number: int) -> None:
+        run = Run(object(), [b"x"], number)
+        if isinstance(ready, Keys):
+            ready.add(run, 0, f"key {number}")
+        else:
+            (ready.requeue if number % 2 else ready.add)(run, number % 2)
+
+    for number in range(100):
+        put(number)
+    ready.first()
+    taken = ready.take(1)
+    assert taken.first in (0, 1)
+    cleared = ready.clear()
+    assert (len(ready), [*ready]) == (0, [])
+    put(200)
+    runs = [*cleared]
+    assert max(map(len, runs)) <= ITEMS
+    assert {run.first for some in runs for run in some} == {*range(100)} - {taken.first}
+    assert [run.first for run in ready] == [200]
+    if isinstance(ready, Keys):
+        ready.add(Run(object(), [b"y"], 300), 0, f"key {taken.first}")
+        ready.first()
+        assert (ready.take(1).first, ready.first()) == (200, None), "its key is still held"

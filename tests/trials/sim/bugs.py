@@ -724,12 +724,14 @@ def jobs_come_back_from_the_log() -> list[Change]:
 @bug("queues of jobs")
 def jobs_are_dropped_with_the_front() -> list[Change]:
     """The front of the log is dropped though jobs stand there."""
-    end = QueueLog._end_snapshot
+    drop = QueueLog._drop_behind
 
-    def forgetful(self: QueueLog, start: int, lowest: float, size: int) -> None:
-        end(self, start, start, size)
+    def forgetful(
+        self: QueueLog, ticket: Ticket, start: int, row_start: int, lowest: float, job_bytes: float
+    ) -> None:
+        drop(self, ticket, start, row_start, start, job_bytes)
 
-    return [(QueueLog, "_end_snapshot", forgetful)]
+    return [(QueueLog, "_drop_behind", forgetful)]
 
 
 @bug("queues of jobs")
