@@ -118,9 +118,6 @@ class Connection:
         elif size > self.outbox.bound:
             self._outbox_over_bound()
 
-    def expect(self) -> None:
-        """More is written at the end of this turn: output may wait and be sent along with it."""
-
     def finish(self) -> None:
         """Flush the outbox, shut down writing, discard input for up to `linger_seconds`, close.
 

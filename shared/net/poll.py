@@ -156,11 +156,7 @@ class PollConnection(DrivenConnection):
             self._broken(broken)
             return count
         outbox = self.outbox
-        if self.expects:
-            if outbox.size < READ_BYTES:
-                loop.to_send.append(self)
-                return count
-        elif outbox.chunks and outbox.size <= SMALL_BYTES and not self.polled_as_stranger:
+        if outbox.chunks and outbox.size <= SMALL_BYTES and not self.polled_as_stranger:
             answered = self._driver.answered
             answered.append(self)
             if len(answered) == ANSWERS_TOGETHER:
@@ -222,9 +218,6 @@ class PollConnection(DrivenConnection):
         self._paused = True
         self.reads_plainly = False
 
-    def expect(self) -> None:
-        self.expects = self._loop.in_turn
-
     def go_on(self) -> None:
         self._blocked = False  # it meant "nothing to send"; if the socket is full, sending shows it again
         if not self.closed:
@@ -277,7 +270,7 @@ class PollConnection(DrivenConnection):
         self.reads_plainly = False
 
     def send(self) -> None:
-        self._dirty = self.expects = False
+        self._dirty = False
         outbox = self.outbox
         chunks = outbox.chunks
         if chunks and not self._blocked:

@@ -126,7 +126,7 @@ class StreamConnection(DrivenConnection):
         self._changed.unpark_all()
 
     def send(self) -> None:
-        self._dirty = self.expects = False
+        self._dirty = False
         if self.outbox.size or self._accounted:
             self._account()
             if self.outbox.size > self.outbox.bound:
