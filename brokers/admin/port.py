@@ -51,7 +51,7 @@ SILENT_SECONDS = 5.0
 FEW = 16
 PACE_SECONDS = 0.05
 """Setting up HTTP takes some 0.3 ms, so fewer than one in a hundred short requests elsewhere meets a flood,
-and their p99 stays. At 10 ms it rose to 1.15 times (`make trial-attacks`)."""
+and their p99 stays. At 10 ms it rose to 1.15 times."""
 BACKLOG = 128
 READ_BYTES = 16 * 1024
 SEND_SECONDS = 20.0
