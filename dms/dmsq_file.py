@@ -1,8 +1,8 @@
 """`.dmsq` files: a queue in the format of the specification's own server: `[count]`, then
 `[id][length][bytes]`s.
 
-Integers are 4 bytes, big-endian. All messages of an imported file are one entry of the journal, with its name
-and its CRC: all or nothing.
+Integers are 4 bytes, big-endian. Files in the data folder are imported at the start, each once. All messages
+of an imported file are one entry of the journal, with its name and its CRC: all or nothing.
 """
 
 import json
@@ -17,7 +17,7 @@ from zlib import crc32
 import attrs
 
 from dms import records
-from dms.engine import Engine, Queue
+from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.errors import QueueFull
 from dms.options import Options
 from dms.records import RecordKind
@@ -119,10 +119,37 @@ class DmsqWriter:
 # -- into a queue
 
 
-def import_into(engine: Engine, name: str, file: Dmsq) -> tuple[Queue, Ticket | None]:
+async def import_files(engine: Engine) -> None:
+    """Import files of the data folder that have not been imported."""
+    folder = engine.store.folder
+    if folder is None or engine.disk_failed is not None:
+        return
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            file: Dmsq = await engine.store.in_thread(read, path)
+            row = engine.table.get(_key(file.name))
+            if row is not None and json.loads(row)["crc32"] == file.crc32:
+                continue
+            queue, ticket = import_into(engine, path.name.removesuffix(SUFFIX), file, once=True)
+            await engine.store.wait(ticket)
+        except (BrokerError, OSError) as error:
+            engine.log.error(
+                "a .dmsq file was not imported: no queue has its messages; put right what the reason "
+                "says, then restart",
+                file=path.name,
+                reason=str(error),
+            )
+        else:
+            engine.log.info(
+                ".dmsq file imported", file=path.name, queue=queue.text, messages=len(file.bodies)
+            )
+
+
+def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
     """Put a file's messages at the end of a queue, created if needed; all or none. Raises Refusal.
 
-    QueueFull means that there may be room later.
+    QueueFull means that there may be room later. `once`: remember the import in the same journal entry, and
+    take what the server before held, however deep.
     """
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise Refusal(Status.PROTOCOL_ERROR, f"{name} is too long for a queue's name")
@@ -131,7 +158,7 @@ def import_into(engine: Engine, name: str, file: Dmsq) -> tuple[Queue, Ticket | 
     ticket: Ticket | None = None
     options = Options.of({}, engine.settings.for_queue(name), name) if queue is None else queue.options
     room = options.depth if queue is None else queue.room
-    if room < len(file.bodies):
+    if not once and room < len(file.bodies):
         text = f"{name} has room for {room} messages, and the file has {len(file.bodies)}"
         if len(file.bodies) > options.depth:  # it never fits: retrying is useless
             raise Refusal(Status.QUEUE_FULL, text)
@@ -154,6 +181,8 @@ def import_into(engine: Engine, name: str, file: Dmsq) -> tuple[Queue, Ticket | 
         parts.append(log.arriving(bodies, first))
         first += len(bodies)
     changes = [(log.log, b"".join(parts), len(parts))]
+    if once:
+        changes.append(engine.table.put_record(_key(file.name), imported))
     try:
         (offset, *_), ticket = engine.store.append_all(changes, reserved=True)
     except StoreError as error:
@@ -163,6 +192,10 @@ def import_into(engine: Engine, name: str, file: Dmsq) -> tuple[Queue, Ticket | 
         engine.counts.produced += len(file.bodies)
         queue.on_produced(len(file.bodies))
     return queue, ticket
+
+
+def _key(name: str) -> bytes:
+    return ENGINE_KEY + name.encode("utf-8", "surrogateescape")
 
 
 def _batches(bodies: list[bytes]) -> Iterator[list[bytes]]:

@@ -6,6 +6,7 @@ import trio
 
 from dms.admin import Admin
 from dms.definitions import definitions_of
+from dms.dmsq_file import import_files
 from dms.engine import Engine
 from dms.metrics import GAUGES
 from dms.opening import open_engine
@@ -89,7 +90,9 @@ class DmsService:
 async def open_service(context: Context, settings: DmsSettings) -> DmsService:
     """Load the queues. Raises StoreError, EngineError."""
     engine = await open_engine(context, settings)
-    if not engine.persistent:
+    if engine.persistent:
+        await import_files(engine)
+    else:
         context.log.info(
             "dms keeps queues in memory alone: all messages are lost at exit; to keep them, set dms.persist"
         )

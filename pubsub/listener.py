@@ -20,6 +20,7 @@ from pubsub.session import Session
 from pubsub.sessions import ClientSession, Sessions, saved, saver
 from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, RETAINED_LOG, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
+from shared.definitions import tell_lowered
 from shared.errors import OutOfRange, StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
@@ -82,6 +83,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     )
     sessions.retain(settings.retain)
     sessions.restored(trio.current_time())
+    tell_lowered(("sessions_max", len(sessions.clients), settings.sessions_max), context.log)
     return PubsubService(context, settings, sessions)
 
 

@@ -12,6 +12,8 @@ import attrs
 from shared.errors import BrokerError
 
 if TYPE_CHECKING:
+    import structlog
+
     from shared.storage.store import Ticket
 
 SECTIONS = ("users", "topics", "exchanges", "queues", "bindings", "groups", "bridges")
@@ -24,6 +26,19 @@ Written = Callable[[str, str], bool]
 """Whether a document that is being exported has this name in a section of this protocol."""
 Room = tuple[str, int, int]
 """The setting that bounds the number of objects, how many are there, and how many it allows."""
+
+
+def tell_lowered(room: Room, log: "structlog.stdlib.BoundLogger") -> None:
+    """Log where a limit is below what was admitted under a higher one."""
+    setting, count, most = room
+    if count > most:
+        log.warning(
+            "a limit is below what there is: all of that is served, and no more is taken; remove some, or "
+            "raise the limit",
+            setting=setting,
+            limit=most,
+            there=count,
+        )
 
 
 class Conflict(BrokerError):

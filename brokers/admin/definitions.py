@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import structlog
 
 from brokers.access.users import NotGiven
 from brokers.errors import did_you_mean
-from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
+from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, tell_lowered
 from shared.errors import BrokerError, ConfigError
 from shared.local_path import WRITTEN_BYTES_MAX, read_file, require_regular
 from shared.objects import BadArgument
@@ -94,6 +95,12 @@ class Document:
     ) -> None:
         self._services = [*(("", each) for each in own), *services]
         self._store = store
+
+    def tell_lowered(self, log: structlog.stdlib.BoundLogger) -> None:
+        """Log the limits that are below what there is."""
+        for protocol, each in self._services:
+            if each.room is not None:
+                tell_lowered(each.room(), log.bind(protocol=protocol))
 
     async def text(self) -> AsyncGenerator[bytes, None]:
         """Yield the document in pieces, a row a line."""

@@ -267,6 +267,7 @@ class Host:
                 if not self._link.follows:
                     await bridges.open()
                     await self._take_definitions()
+                self.definitions().tell_lowered(self._log)
                 reloader = self._reloader = self._make_reloader()
                 self._own_objects = self._make_objects(bridges, reloader)
                 await self._open_admin(nursery, reloader)

@@ -1,12 +1,9 @@
 """Starts a session for one command, with one line for an error, and ctrl-C that ends it."""
 
-import errno
 import logging
 import re
 import signal
-import socket
 import subprocess
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +16,6 @@ from shared.errors import BrokerError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MASTER_SECONDS = 10.0
 _MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|(spark|k8s)://\S+|yarn")
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ")
@@ -62,7 +58,6 @@ def _started(what: str, master: str, config: Mapping[str, str]) -> Iterator["Spa
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    require_master(master)
     java.use(vector=False)
     with interruptible():
         try:
@@ -124,25 +119,6 @@ def check_master(master: str) -> None:
     """Raise UsageError for a wrong master. Spark would print two stack traces."""
     if not _MASTER.fullmatch(master):
         raise UsageError("--master", f"not local, local[4], local[*] or spark://host:port: {master!r}")
-
-
-def require_master(master: str, seconds: float = MASTER_SECONDS) -> None:
-    """Wait a while for a standalone master to answer. Raises ConnectionRefusedError.
-
-    Spark would try for a minute, and then report that its session has ended.
-    """
-    if not master.startswith("spark://"):
-        return
-    addresses = [place.rpartition(":") for place in master.removeprefix("spark://").split(",")]
-    give_up = time.monotonic() + seconds
-    while True:
-        for host, _, port in addresses:
-            with suppress(OSError, ValueError):
-                socket.create_connection((host, int(port)), seconds).close()
-                return
-        if time.monotonic() > give_up:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "no Spark master answers", master)
-        time.sleep(0.2)
 
 
 def innermost_error(text: str) -> str:

@@ -1,7 +1,9 @@
 """Definitions: written from one server, taken in by another; twice is as good as once; a conflict is told."""
 
 import json
+import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from shared.objects import BadArgument
 from shared.storage.store import Ticket
 from tests.brokers.asking import Api
 from tests.brokers.turns import counted_turns, end_turns_early
-from tests.support.server import NotReadyError, Server, speak
+from tests.support.server import NotReadyError, Server, speak, until
 
 
 async def test_a_document_is_read_and_what_is_none_is_refused() -> None:
@@ -272,6 +274,28 @@ def test_what_was_taken_in_is_there_after_a_kill(
             server.start()
             assert Api(server).ask("definitions")[1] == before
         assert {**before, "groups": found["groups"]} == found
+
+
+def _has_joined(server: Server, name: str) -> bool:
+    return f"New client {name}" in server.said
+
+
+def test_a_limit_below_what_there_is_is_told_at_the_start_and_loses_nothing(tmp_path: Path) -> None:
+    queues = [{"protocol": protocol, "name": name} for protocol in ("dms", "dmp") for name in "abc"]
+    with Server(tmp_path) as server:
+        assert Api(server).ask("definitions", {"queues": queues})[1]["made"] == 6
+        for name in ("one", "two"):
+            with socket.create_connection(server.address("pubsub")) as subscriber:
+                subscriber.sendall(name.encode().ljust(11, b"\0") + b"\0" + b"a".ljust(51, b"\0"))
+                until(partial(_has_joined, server, name))
+    environ = {"BROKERS_DMS_QUEUES_MAX": "2", "BROKERS_PUBSUB_SESSIONS_MAX": "1"}
+    with Server(tmp_path, environ=environ) as server:
+        assert len(Api(server).ask("queues")[1]["items"]) == 6
+        told = [line for line in server.said.splitlines() if "a limit is below" in line]
+        assert [line.partition("protocol=")[2] for line in told] == [
+            "pubsub setting=sessions_max limit=1 there=2",
+            "dms setting=queues_max limit=2 there=3",
+        ]
 
 
 def test_what_a_server_would_refuse_of_a_document_leaves_all_as_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-""".dmsq files: read whole or refused, and written so that they can be."""
+""".dmsq files: read whole or refused, imported once at a start, and written so that they can be."""
 
 import os
 import struct
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+import trio
 
 from dms import wire
-from dms.dmsq_file import DmsqWriter, NotDmsq, parse
+from dms.dmsq_file import DmsqWriter, NotDmsq, import_files, parse
 from dms.errors import QueueFull
 from dms.settings import DmsSettings
 from shared.errors import EXIT_TEMPORARY
@@ -27,6 +28,25 @@ def test_a_dmsq_file_is_whole_or_refused() -> None:
     for wrong in (b"", data[:-1], data + b"x", data[:3], dmsq(b"x" * 4097)):
         with pytest.raises(NotDmsq):
             parse(wrong)
+
+
+def test_a_file_of_the_data_folder_is_imported_once_and_again_only_when_it_is_another(tmp_path: Path) -> None:
+    world = World()
+
+    def start() -> None:
+        world.store.folder = tmp_path
+        trio.run(import_files, world.engine)
+        world.settle()
+
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a", b"b"))
+    (tmp_path / "broken.dmsq").write_bytes(dmsq(b"a", b"b")[:-1])
+    for _ in range(2):
+        start()
+        assert world.depths() == {"orders": 2}
+        world.kill()
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"c"))
+    start()
+    assert [body for _, body in world.connect().consume("orders", 3)] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("settings", [DmsSettings(persist=False), DmsSettings()], ids=["memory", "always"])

@@ -97,16 +97,31 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
     ]
 
 
+DMSQ = b"\0\0\0\2" + b"\0\0\0\7\0\0\0\3one" + b"\0\0\0\x09\0\0\0\0"
+IMPORT = [
+    record(IMPORTED, {"file": "old.dmsq", "crc32": zlib.crc32(DMSQ)}),
+    record(ENQUEUED, (b"one",), (b"",), sequence=1),
+]
+
+
 def test_an_import_is_told_before_what_it_brought(tmp_path: Path) -> None:
-    file = b"\0\0\0\2" + b"\0\0\0\7\0\0\0\3one" + b"\0\0\0\x09\0\0\0\0"
-    (tmp_path / "old.dmsq").write_bytes(file)
+    (tmp_path / "old.dmsq").write_bytes(DMSQ)
     with Server(tmp_path, "--enable", "dms") as server:
         config = tmp_path / "there.toml"
         config.write_text(f"[serve]\ndata_dir = '{server.data}'\n")
         told = ["--config", str(config)]
         assert run(["dms", "import", str(tmp_path / "old.dmsq"), *told]) == ExitCode.OK
         assert server.stop() == 0
-    assert read(server.data / "dms" / "old.log") == [
-        record(IMPORTED, {"file": "old.dmsq", "crc32": zlib.crc32(file)}),
-        record(ENQUEUED, (b"one",), (b"",), sequence=1),
-    ]
+    assert read(server.data / "dms" / "old.log") == IMPORT
+
+
+def test_a_start_imports_a_file_of_the_data_folder_and_the_next_does_not(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "old.dmsq").write_bytes(DMSQ)
+    for _ in range(2):
+        with Server(tmp_path, "--enable", "dms") as server, SpecClient(server.address("dms")) as client:
+            assert client.queues() == {"old": 2}
+            server.kill()
+    with Server(tmp_path, "--enable", "dms") as server:
+        assert server.stop() == 0
+    assert read(server.data / "dms" / "old.log") == IMPORT

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -130,14 +129,6 @@ def test_a_failure_is_what_the_innermost_error_innermost_error() -> None:
     assert innermost_error(py4j) == "it is over"
     assert innermost_error("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
     assert innermost_error("") == "Spark's JVM has ended"
-
-
-def test_a_master_that_does_not_answer_is_told_at_once() -> None:
-    with pytest.raises(ConnectionRefusedError, match="no Spark master answers"):
-        running.require_master("spark://127.0.0.1:1,127.0.0.1:2", 0)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        running.require_master(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}", 0.1)
-    running.require_master("local[2]", 0)
 
 
 def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSession") -> None:

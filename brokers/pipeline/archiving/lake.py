@@ -20,7 +20,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archive import committed
 from brokers.pipeline.archiving.folder import ArchiveFolder, ArchiveInUse
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, BucketReader, require
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, require
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,10 +143,14 @@ def register(account: TableAccount, folder: ArchiveFolder, place: ArchivePlace) 
 
 def measured(place: ArchivePlace, path: str) -> tuple[int, int]:
     """Return the bytes and the records of a Parquet file."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if isinstance(place, BucketPlace):
-        file = BucketReader(place.store(), path)
-        return file.length, pq.read_metadata(file).num_rows
+        store = place.store()
+        size: int = store.head(path)["size"]
+        footer = 8 + int.from_bytes(bytes(store.get_range(path, start=size - 8, length=4)), "little")
+        data = bytes(store.get_range(path, start=size - footer, end=size))
+        return size, pq.read_metadata(pa.BufferReader(data)).num_rows
     local = Path(place.url(path))
     return local.stat().st_size, pq.read_metadata(local).num_rows

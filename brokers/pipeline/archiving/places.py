@@ -12,7 +12,6 @@ durable when their object is.
 """
 
 import importlib.util
-import io
 import os
 import shutil
 import tempfile
@@ -138,33 +137,6 @@ def _as_os_errors() -> Iterator[None]:
         yield
     except BaseError as error:
         raise OSError(str(error).partition("\n")[0]) from error
-
-
-class BucketReader(io.RawIOBase):
-    """An object as a file to read, by ranges. pyarrow takes obstore's own reader for a closed one."""
-
-    def __init__(self, store: "ObjectStore", path: str) -> None:
-        self.length: int = store.head(path)["size"]
-        self._store, self._path, self._at = store, path, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self.length)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self.length if size < 0 else min(self._at + size, self.length)
-        data = bytes(self._store.get_range(self._path, start=self._at, end=end)) if end > self._at else b""
-        self._at += len(data)
-        return data
 
 
 @attrs.frozen

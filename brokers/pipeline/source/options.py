@@ -2,8 +2,8 @@
 
 An option is called as in Spark's own Kafka source where that has one for the purpose, and means the same. A
 class of options declares each with `option`, at the field that holds it. A wrong one is a ConfigError that
-names it. Keys are compared without regard to case, as Spark does it. Only `Reach.context` and `folder_id`
-touch files.
+names it. Keys are compared without regard to case, as Spark does it. Only `Reach`
+opens files.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
@@ -232,23 +232,6 @@ def parse_servers(text: str) -> tuple[Server, ...]:
     return servers
 
 
-def folder_id(path: str) -> Hashable:
-    """Return an id that is the same for every path of a folder. A path that does not exist is its own id."""
-    try:
-        found = os.stat(path)
-    except OSError:  # whoever opens it says so
-        return os.path.abspath(path)
-    return found.st_dev, found.st_ino
-
-
-def once_each(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return each data folder once, under the first of its given paths."""
-    found: dict[Hashable, str] = {}
-    for each in paths:
-        found.setdefault(folder_id(each), each)
-    return tuple(found.values())
-
-
 NAMESPACE = "logmq"
 """The default of the option `namespace`."""
 BATCH_BYTES = 1024 * 1024
@@ -403,7 +386,10 @@ def _paths(text: str) -> tuple[str, ...]:
     paths = json_of(text)
     if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
         raise ValueError(f"not a JSON list of folders: {text!r}")
-    return once_each(map(_source, paths))
+    once: dict[str, str] = {}
+    for source in map(_source, paths):
+        once.setdefault(os.path.realpath(source), source)
+    return tuple(once.values())
 
 
 def _offsets(**words: At) -> Callable[[str], At | dict[str, At]]:

@@ -15,7 +15,7 @@ import attrs
 
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.batch_range import BatchRange
-from brokers.pipeline.source.options import SourceOptions, folder_id
+from brokers.pipeline.source.options import SourceOptions
 from brokers.pipeline.source.planning import open_readers
 from brokers.pipeline.source.ranges import LogRange, fair_shares
 from brokers.pipeline.source.reader import LossPolicy, SourceReader, rules, warn
@@ -130,8 +130,8 @@ def _here(options: SourceOptions, offset: Offset, part: str) -> Any:
         return dict(zip(options.sources, by_source.values(), strict=False))
     if options.servers:
         return by_source
-    names = {folder_id(path): path for path in options.paths}
-    return {names.get(folder_id(source), source): logs for source, logs in by_source.items()}
+    names = {os.path.realpath(path): path for path in options.paths}
+    return {names.get(os.path.realpath(source), source): logs for source, logs in by_source.items()}
 
 
 def _within(logs: Mapping[str, LogRange], target: Mapping[str, LogRange]) -> dict[str, LogRange]:

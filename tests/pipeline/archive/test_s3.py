@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -10,7 +11,7 @@ from brokers.pipeline import archive
 from brokers.pipeline.archiving.cli import archived
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.lake import register
-from brokers.pipeline.archiving.places import BucketPlace, BucketReader, place_of
+from brokers.pipeline.archiving.places import BucketPlace, place_of
 from tests.pipeline.archive.model import Spark, archiver
 from tests.pipeline.archive.test_lake import account, once, plain
 from tests.support.folders import fill
@@ -48,8 +49,8 @@ def test_an_archive_in_a_bucket(bucket: str, tmp_path: Path) -> None:
     assert isinstance(place, BucketPlace)
     values = []
     for path in archive.paths(url):
-        reader = BucketReader(place.store(), path.removeprefix(f"{url}/"))
-        values += pq.read_table(reader)["value"].to_pylist()
+        data_file = pa.BufferReader(place.read_whole(path.removeprefix(f"{url}/")))
+        values += pq.read_table(data_file)["value"].to_pylist()
     assert sorted(values) == [b"one", b"six", b"two", b"x"]
     assert [log.end for log in archive.position(url)] == [5, 21]
     assert archive.faults(place) == []
