@@ -193,7 +193,7 @@ async def test_what_is_large_and_begun_is_sent_whole_whatever_is_dropped_meanwhi
         client, session = await sessions.join(served)
         connection = session.connection
         connection.outbox.bound, connection.outbox.policy = 100_000, Policy.DROP
-        lines = [b"%06d" % number + b"x" * 993 + b"\n" for number in range(20_000)]
+        lines = [b"%06d" % number + b"x" * (number * 37 % 2000) + b"\n" for number in range(20_000)]
         for line in lines:
             connection.write(line)
             await trio.lowlevel.checkpoint()
@@ -202,6 +202,7 @@ async def test_what_is_large_and_begun_is_sent_whole_whatever_is_dropped_meanwhi
         received = (await read_all(client)).splitlines(keepends=True)
         assert received == sorted(set(received) & set(lines))
         assert received[-1] == lines[-1]
+        assert len(received) + connection.outbox.dropped_chunks == len(lines)
 
 
 @pytest.mark.parametrize("field", ["certificate", "key", "client_ca"])
