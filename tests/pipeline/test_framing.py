@@ -66,6 +66,17 @@ def test_what_lies_outside_of_the_span_is_left_out(parts: list[list[bytes]], dat
     assert all_of_them.equals(whole.select(["timestamp"]))
 
 
+@given(PARTS, st.integers(1, 400) | st.just((1 << 63) - 1))
+def test_of_values_no_more_bytes_are_taken_than_asked_for(parts: list[list[bytes]], most: int) -> None:
+    chunk = laid(parts)
+    everything = LogRange("here", "orders", 1, 0, 1 << 40)
+    batch = framing.rows(everything, chunk, value_bytes=most)
+    batch.validate(full=True)
+    assert batch["value"].to_pylist() == [payload[:most] for payloads in parts for payload in payloads]
+    others = ["topic", "offset", "timestamp"]
+    assert batch.select(others).equals(framing.rows(everything, chunk).select(others))
+
+
 @given(PARTS, st.sampled_from([1, 40]))
 def test_the_starts_of_all_records_are_found(parts: list[list[bytes]], times: int) -> None:
     found = bounds(parts * times)

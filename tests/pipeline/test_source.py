@@ -93,6 +93,8 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: "SparkSession", fold
     frame = reader.schema("offset bigint, topic string").load(str(folder))
     assert frame.dtypes == [("offset", "bigint"), ("topic", "string")]
     assert frame.orderBy("offset").tail(1)[0] == (expected("orders", ORDERS)[-1][1], "orders")
+    fronts = reader.option("maxValueBytes", "4").schema("value binary").load(str(folder)).collect()
+    assert sorted(bytes(row.value) for row in fronts) == sorted(each[:4] for each in ORDERS)
     with pytest.raises(Exception, match="schema: the source has these columns"):
         reader.schema("offset string").load(str(folder)).count()
 

@@ -478,6 +478,7 @@ class SourceOptions:
     ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
+    max_value_bytes: int | None = option("maxValueBytes", size)
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)

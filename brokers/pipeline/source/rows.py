@@ -76,7 +76,7 @@ def _rows(
     options: SourceOptions, wanted: LogRange, chunk: RecordChunk, columns: Sequence[str], policy: LossPolicy
 ) -> Iterator[pa.RecordBatch]:
     try:
-        batch = framing.rows(wanted, chunk, columns)
+        batch = framing.rows(wanted, chunk, columns, options.max_value_bytes)
     except NotRecords as error:
         if len(chunk.entries) > 1:  # one of them is to blame
             for entry in chunk.entries:
