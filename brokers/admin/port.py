@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import h11
 import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -36,7 +37,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.admin.gate import CONNECTIONS_MAX, HEAD_BYTES_MAX, Caller, Gate
+from brokers.admin.gate import CONNECTIONS_MAX, HEAD_BYTES_MAX, Caller, Gate, problem
 from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
@@ -109,6 +110,17 @@ class _Http11(H11Protocol):
         except H2ProtocolAssumedError:
             await self._send_error_response(505)
             await self.send(Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Answer with problem details, as the gate does; hypercorn's own answer has no body."""
+        answer = problem(status_code, "this is no request of HTTP/1.1, or its head is too long")
+        headers = [*answer.raw_headers, (b"connection", b"close"), *self.config.response_headers("h11")]
+        for event in (
+            h11.Response(status_code=status_code, headers=headers),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        ):
+            await self._send_h11_event(event)
 
     async def _check_protocol(self, event: Any) -> None:
         if event.http_version == b"2.0":

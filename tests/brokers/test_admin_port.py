@@ -531,6 +531,18 @@ async def test_a_connection_without_a_login_has_one_answer_and_one_with_a_login_
             assert answered.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [(b"what\r\n\r\n", 400), (b"GET / HTTP/1.1\r\n\r\n", 400), (b"GET /" + b"x" * 40_000, 431)],
+)
+async def test_what_is_no_request_is_answered_as_all_errors_are(port: Port, head: bytes, status: int) -> None:
+    async with await port.connect() as stream:
+        await stream.send_all(head)
+        answer = await heard(stream)
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert json.loads(answer.body)["status"] == status
+
+
 @pytest.mark.parametrize("path", ["/livez", "/metrics"])
 async def test_http_2_is_not_spoken(port: Port, path: str) -> None:
     async with await port.connect() as stream:
