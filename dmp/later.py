@@ -169,16 +169,22 @@ class Later(DamageTeller):
         return self._queue.once is not None or self._queue.row.keys is not None
 
     def found(
-        self, place: int, due_ms: int, by_clock: bool, noted: TriesNote | None, message: Run | None
+        self,
+        place: int,
+        due_ms: int,
+        by_clock: bool,
+        ahead_ms: int,
+        noted: TriesNote | None,
+        message: Run | None,
     ) -> bytes:
-        """A message that a start has found, whose time has not come."""
+        """A message that a start has found, whose time has not come. `ahead_ms`: as `ahead` said then."""
         tries = 0 if noted is None else noted.tries
         texts = {} if message is None else self._texts(message.head, tries)
         if by_clock:
-            self._clock = self._clock or ClockWatch(self.ahead())
+            self._clock = self._clock or ClockWatch(ahead_ms)
         return cold_message(
             place,
-            max(due_ms - self.ahead(), 0),
+            max(due_ms - ahead_ms, 0),
             tries,
             noted=noted is not None,
             seen=True,

@@ -111,7 +111,7 @@ async def load(
     queue_log.tried = {number: noted for number, noted in past.tried.items() if not past.has_left(number)}
     found: dict[int, Run] = {}
     waiting: dict[int, bytes] = {}
-    waiting_bytes, now_ms = 0, later.now_ms
+    waiting_bytes, now_ms, ahead_ms = 0, later.now_ms, later.ahead()
     reader = MessageReader(log.file.path)
     record_bytes = cold_at = 0
     again = WholeRecords(log, log.first, _LOAD_BYTES)
@@ -133,7 +133,7 @@ async def load(
                 continue
             if waits:
                 waiting_bytes += 0 if number in waiting else end - start + LENGTH_BYTES
-                waiting[number] = later.found(place, due_ms, by_clock, noted, message)
+                waiting[number] = later.found(place, due_ms, by_clock, ahead_ms, noted, message)
                 queue_log.tried.pop(number, None)
                 continue
             assert message is not None

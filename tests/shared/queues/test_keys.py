@@ -87,6 +87,22 @@ class Machine(RuleBasedStateMachine):
         held = Counter(of[1] for of in self.held.values())
         assert not (self.per_key and key) or held[key] <= self.per_key
 
+    @precondition(lambda self: len(self.waiting) > 2)
+    @rule()
+    def drop_next(self) -> None:
+        first = self.keys.first()
+        if first is None:
+            return
+        number = first.first
+        of = self.waiting.pop(number)
+        assert self.keys.take(1, keeps_turn=True).first == number
+        self.keys.release(of[1])
+        behind = [other for other, of_other in self.free().items() if of_other == of]
+        if self.fair and behind:
+            first = self.keys.first()
+            assert first is not None
+            assert first.first == min(behind), "it took a turn of its key"
+
     @precondition(lambda self: self.held)
     @rule(pick=st.integers(0, 99), back=st.booleans())
     def settle(self, pick: int, back: bool) -> None:
