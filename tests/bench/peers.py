@@ -58,14 +58,9 @@ def redis_command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def beanstalkd(_: Path, __: Address, *synced: str) -> Other:
+def beanstalkd(_: Path, __: Address) -> Other:
     """In memory."""
-    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced))
-
-
-def synced_beanstalkd(folder: Path, own: Address) -> Other:
-    """Syncs each answer."""
-    return beanstalkd(folder, own, "-b", str(folder), "-f", "0")
+    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port)))
 
 
 def nats_server(_: Path, __: Address) -> Other:
@@ -227,20 +222,6 @@ def _text(text: bytes) -> bytes:
     return len(text).to_bytes(2, "big") + text
 
 
-def redis_fan_out(point: Point) -> FanOut:
-    """PUBLISH and SUBSCRIBE."""
-    channels, groups = point.name_list(), point.producers
-    body = stamped_body(point.size)
-    return FanOut(
-        hello_consumer=lambda number: b"SUBSCRIBE %b\r\n" % b" ".join(channels[number % groups :: groups]),
-        message=lambda channel, stamp: redis_command(b"PUBLISH", channels[channel], body(stamp)),
-        delivered_bytes=len(redis_command(b"message", channels[0], bytes(point.size))),
-        stamp_at=point.size + 2,
-        queues=len(channels) // groups,
-        groups=groups,
-    )
-
-
 def xadd_talk(point: Point, client: int) -> Talk:
     """XADD, two lines an answer."""
     body = b"x" * point.size
@@ -258,15 +239,11 @@ Peer = tuple[Start, Load]
 PEERS: Mapping[tuple[str, str], Mapping[str, Peer]] = {
     ("logmq", "produce"): {"redis": (redis_server, request_load(xadd_talk))},
     ("dms", "memory"): {"beanstalkd": (beanstalkd, _at(beanstalk_talk))},
-    ("dms", "synced"): {
-        "redis lists": (redis_server, _at(redis_talk)),
-        "beanstalkd -f 0": (synced_beanstalkd, _at(beanstalk_talk)),
-    },
+    ("dms", "synced"): {"redis lists": (redis_server, _at(redis_talk))},
     ("kqmsgq", "fan-out"): {"nats-server": (nats_server, fan_out_load(nats_fan_out))},
     ("pubsub", "fan-out"): {"mosquitto": (mosquitto, fan_out_load(mqtt_fan_out))},
     ("dmp", "direct"): {
         "basic": (same_server, adapters_of("dmp")["basic"].load),
-        "redis": (redis_server, fan_out_load(redis_fan_out)),
         "nats-server": (nats_server, fan_out_load(nats_fan_out)),
     },
 }

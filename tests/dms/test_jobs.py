@@ -360,7 +360,6 @@ def test_a_key_is_known_for_its_time_also_over_restarts() -> None:
 
 # -- what is refused
 
-UNIX = st.integers(0, 10**15)
 TEXTS = st.text(max_size=140)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS, st.lists(st.integers()))
 

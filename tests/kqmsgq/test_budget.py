@@ -11,7 +11,6 @@ from tests.kqmsgq.world import World
 
 MESSAGES = 40
 ROUNDS = 3
-ROUTES_BYTES = 200_000
 
 
 class _Allows:

@@ -148,11 +148,9 @@ class Apart:
         head = WalHead(number, 1, self.snapshot.journal_id, first, end, TIME_MS, TIME_MS)
         return pack_wal(head, batches, pieces)
 
-    def put_together(
-        self, target: Path, cut: Cut = ALL, only: str = "", without: tuple[int, ...] = ()
-    ) -> int:
+    def put_together(self, target: Path, cut: Cut = ALL, without: int = -1) -> None:
         with OsDisk(target) as disk:
-            made = Assembler(disk, self.snapshot, cut, lambda line: only in line.name)
+            made = Assembler(disk, self.snapshot, cut)
             made.begin()
             for log_id, line in made.lines.items():
                 data, entries = self.sections.get(log_id, (b"", []))
@@ -160,12 +158,11 @@ class Apart:
                 made.complete(log_id, entries)
             try:
                 for at in range(len(self.batches)):
-                    if at not in without and not made.reached:
+                    if at != without and not made.reached:
                         made.take(self.unpacked(at))
             finally:
-                end = made.finish(0)
+                made.finish(0)
                 say_finished(disk)
-            return end
 
 
 def batch_lsn(data: bytes) -> int:

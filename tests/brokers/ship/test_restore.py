@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Failure
-from brokers.ship.assembling import ALL, Cut
+from brokers.ship.assembling import ALL, Broken, Cut, clear
 from brokers.ship.bucket import Unusable
 from brokers.ship.formats import PARTS_PREFIX, SHIP_PATH, unpack_directory, unpack_mark, wal_key
 from brokers.ship.names import UNFINISHED
@@ -15,7 +15,7 @@ from brokers.ship.restore import Restore, Restored
 from shared.errors import StoreFormat, UsageError
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
-from tests.brokers.ship.apart import TIME_MS, Apart, restored
+from tests.brokers.ship.apart import TIME_MS, Apart, batch_lsn, restored
 from tests.brokers.ship.fake_bucket import Crash, FakeStore, bucket_of
 
 
@@ -37,11 +37,15 @@ def journal_id(folder: Path) -> int:
         return found.journal_id
 
 
-async def test_all_of_it_is_there_and_ships_on(apart: Apart, store: FakeStore, tmp_path: Path) -> None:
+async def test_all_of_it_is_there_and_ships_on(
+    apart: Apart, store: FakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "back"
     report = await restore(store, folder)
+    assert "damaged" not in capsys.readouterr().out
     there = apart.instants[-1][1]
     assert await restored(folder) == there
+    assert UNFINISHED not in names(folder)
     assert (report.lsn, report.missing, report.time_ms) == (apart.lsn, [], TIME_MS)
     assert report.check is not None
     assert report.check.ok
@@ -80,6 +84,8 @@ async def test_a_part_is_asked_for_by_protocol_and_name(
     assert report.missing == ["one:mad: nothing has such a name", "three:*: nothing has such a name"]
     assert await restored(tmp_path / "some") == {name: there[name] for name in ("one/made", "two/b")}
     assert not (tmp_path / "some" / SHIP_PATH).exists()
+    await restore(store, tmp_path / "one", only=("two:*",))  # "made" came later than the snapshot
+    assert await restored(tmp_path / "one") == {"two/b": there["two/b"]}
     with pytest.raises(UsageError):
         await restore(store, tmp_path / "none", only=("orders",))
 
@@ -92,6 +98,13 @@ async def test_a_wal_object_that_is_missing_ends_it_before(
     assert "from wal/00000000000000000007 on cannot be used" in report.missing[0]
     assert await restored(tmp_path / "hole") == dict(apart.instants)[report.lsn]
     assert not (tmp_path / "hole" / SHIP_PATH).exists()
+
+
+async def test_a_batch_that_is_missing_ends_it_before(apart: Apart, tmp_path: Path) -> None:
+    with pytest.raises(Broken, match="missing"):
+        apart.put_together(tmp_path, without=4)
+    before = [there for lsn, there in apart.instants if lsn <= batch_lsn(apart.batches[4])]
+    assert await restored(tmp_path) == before[-1]
 
 
 async def test_damage_costs_what_it_covers_and_is_named(
@@ -149,10 +162,20 @@ async def test_a_restore_that_is_cut_short_is_made_anew(
     with pytest.RaisesGroup(Crash, allow_unwrapped=True, flatten_subgroups=True):
         await restore(store, folder)
     assert UNFINISHED in names(folder)
+    with pytest.raises(StoreFormat):
+        await restored(folder)
     store.faults = {len(store.asked) + 4: "refused"}  # which is asked again
     report = await restore(store, folder)
     assert (report.lsn, report.missing) == (apart.lsn, [])
     assert await restored(folder) == apart.instants[-1][1]
+
+
+def test_of_what_was_cut_short_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for name in (UNFINISHED, catalog.PATH, "one/a.log"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert names(tmp_path) == []
 
 
 def with_other_bytes(store: FakeStore, log_name: str) -> None:
