@@ -513,7 +513,6 @@ class Session(SessionBase):
     def _acked_after(self, ticket: Ticket, reply: bytes, count: int) -> None:
         """Answer `count` ACKs once the disk has them."""
         self.replies.reply_after(ticket, reply, count)
-        self.connection.expect()
         self._ack_lag.expect(ticket, count)
 
     # -- login and access

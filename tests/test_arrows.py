@@ -132,12 +132,12 @@ ENDS = {
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": (
-        "asyncio_loop blocking dial login loop nursery pipelining receiver reconnecting running sender "
-        "trio_loop"
+        "asyncio_loop blocking blocking_loop dial login loop nursery pipelining receiver reconnecting "
+        "running sender trio_loop"
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
-        "loop_turn network poll slots strangers stream tls tls_stream"
+        "loop_turn network poll slots strangers tls tls_socket"
     ),
     "shared/queues": "sifting timers",
     "shared/recording": "recorder",
@@ -194,7 +194,7 @@ def is_sans_io(module: Module) -> Iterator[str]:
 
 
 def keeps_the_loop_to_the_drivers(module: Module) -> Iterator[str]:
-    """trio.lowlevel is for the drivers in shared/net, for what watches the loop, and for what tests a server
+    """trio.lowlevel is for the driver in shared/net, for what watches the loop, and for what tests a server
     from another thread, alone."""
     if module.path.startswith(("shared/net/", "brokers/host/fairness.py", "brokers/testing.py")):
         return
@@ -369,11 +369,13 @@ NOT_PRIVATE = frozenset(
 """Named tuples', `os._exit` and `sys._current_frames`, and with `_j...` what py4j and Spark call theirs."""
 LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
     "brokers/settings/explaining.py": frozenset({"_validators"}),
+    "shared/client/blocking_loop.py": frozenset({"_get_running_loop", "_set_running_loop"}),
     "tests/dmp/test_pika.py": frozenset({"_impl", "_transport", "_sock"}),
     "tests/shared/storage/test_os_disk.py": frozenset({"_thread_cache"}),
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),
 }
-"""attrs' joined validators, pika's socket, trio's idle threads and its chance: no public way leads there."""
+"""attrs' joined validators, what asyncio has for event loops, pika's socket, trio's idle threads and its
+chance: no public way leads there."""
 PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py"})
 """A planted bug is a change of the inside: it names what it changes, and fails where that is gone."""
 

@@ -44,7 +44,7 @@ from shared.net.listeners import bind_each, format_address
 from shared.net.settings import CertificateUser
 from shared.net.strangers import Strangers
 from shared.net.tls import ServerTls
-from shared.net.tls_stream import TlsStream
+from shared.net.tls_socket import TlsStream
 
 SILENT_LEAST = 32
 """Connections that may be silent even beside so many that are not."""
@@ -52,7 +52,7 @@ SILENT_SECONDS = 5.0
 FEW = 16
 PACE_SECONDS = 0.05
 """Setting up HTTP takes some 0.3 ms, so fewer than one in a hundred short requests elsewhere meets a flood,
-and their p99 stays. At 10 ms it rose to 1.15 times (`make trial-attacks`)."""
+and their p99 stays. At 10 ms it rose to 1.15 times."""
 BACKLOG = 128
 READ_BYTES = 16 * 1024
 SEND_SECONDS = 20.0
@@ -258,7 +258,7 @@ class AdminPort:
             sock, peer = await accepting.accept()
             opened = _Open(Caller(peer), trio.socket.from_stdlib_socket(sock))
             self._open[opened] = None
-            nursery.start_soon(self._connection, opened, gate)
+            nursery.start_soon(self._connection, opened, sock, gate)
             await self._pace.turn()
 
     def _make_room(self) -> bool:
@@ -272,18 +272,17 @@ class AdminPort:
         self._open.pop(opened, None)
         opened.socket.close()
 
-    async def _connection(self, opened: _Open, gate: Gate) -> None:
+    async def _connection(self, opened: _Open, sock: socket.socket, gate: Gate) -> None:
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:
             await gate(scope, _in_time(receive), send, opened.caller)
 
         try:
-            transport = trio.SocketStream(opened.socket)
-            stream: trio.abc.HalfCloseableStream = transport
+            stream: trio.abc.HalfCloseableStream = trio.SocketStream(opened.socket)
             if self.tls is not None:
-                stream = secure = TlsStream(transport, self.tls.context)
+                stream = secure = TlsStream(sock, self.tls.context)
                 with trio.fail_after(self._handshake_seconds):
                     await secure.do_handshake()
-                opened.caller.certificate_user = secure.certificate_name(self.certificate_user)
+                opened.caller.certificate_user = secure.tls.certificate_name(self.certificate_user)
             await HttpConnection(asked, self._config, _BoundedStream(stream, opened, self._reads))
         except* (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the peer's fault: no TLS, or it has left

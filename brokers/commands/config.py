@@ -13,7 +13,7 @@ app, command = host_app(
     "Check settings, show them, or say what they are for.",
     "show",
     "check brokers.toml",
-    "explain net.driver",
+    "explain net.backlog",
 )
 
 

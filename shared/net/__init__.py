@@ -1,1 +1,1 @@
-"""The only place that touches sockets: listeners, the two drivers, outboxes, datagrams."""
+"""The only place that touches sockets: listeners, the driver, outboxes, datagrams."""

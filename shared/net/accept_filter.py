@@ -1,9 +1,12 @@
 """Connections are held until they send something, for a port where each that is served costs much.
 
-FreeBSD's accept filter `dataready` does so in the kernel. Here one task accepts and watches all of them, at
-the pace of strangers. A connection that sends nothing costs an accept and a close: no task, no TLS,
-no session. Where no place is left the one that has been silent for longest is closed: a flood of them keeps
-nobody out.
+FreeBSD's accept filter `dataready` does so in the kernel. Linux' TCP_DEFER_ACCEPT hands on, once more than
+its backlog wait, also who has not sent anything yet: who closes those closes an administrator too, whose
+request comes a moment later (with 148 silent ones beside him).
+
+Here one task accepts and watches all of them, at the pace of strangers. A connection that sends nothing
+costs an accept and a close: no task, no TLS, no session. Where no place is left the one that has been silent
+for longest is closed: a flood of them keeps nobody out.
 """
 
 import math
@@ -25,7 +28,7 @@ FIRST_BYTES = 2048
 """How much of the first bytes `answer_at_once` gets."""
 GAP_SECONDS = 0.005
 """Between serving two of them, while others are served. Each takes some 0.05 ms, so a flood leaves the p99 of
-others as it is (`make trial-attacks`). Several at a time, or no gap, raised it by a tenth and more.
+others as it is. Several at a time, or no gap, raised it by a tenth and more.
 """
 PAUSE_SECONDS = 0.1
 """The pause when the process has no free descriptor."""

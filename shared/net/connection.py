@@ -1,7 +1,7 @@
-"""The contract between a protocol's session and the drivers: bytes in, bytes out, one deadline.
+"""The contract between a protocol's session and the driver: bytes in, bytes out, one deadline.
 
-A `Session` is sans-IO: the driver calls it, it calls its `Connection`, and neither waits. The same session
-runs under the poll driver, the stream driver and, in tests, over a connection in memory.
+A `Session` is sans-IO: the driver calls it, it calls its `Connection`, and neither waits. In tests the same
+session runs under another driver, or over a connection in memory.
 
 All of it runs in the trio thread. `receive` and `on_deadline` are never entered while another call into the
 same session is under way. `connection_lost` never comes from inside a call of the session's own.
@@ -44,7 +44,7 @@ class Session(Protocol):
 
 
 class Connection:
-    """One peer, as its session sees it; the drivers supply the transport.
+    """One peer, as its session sees it; the driver supplies the transport.
 
     `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing reaches the peer any more; all methods
     may still be called and do nothing. `mute`: it finishes or is closed, and what is written is ignored.
@@ -117,9 +117,6 @@ class Connection:
             self._touch()
         elif size > self.outbox.bound:
             self._outbox_over_bound()
-
-    def expect(self) -> None:
-        """More is written at the end of this turn: output may wait and be sent along with it."""
 
     def finish(self) -> None:
         """Flush the outbox, shut down writing, discard input for up to `linger_seconds`, close.
@@ -225,7 +222,7 @@ class Connection:
         self.abort("input memory" if self.held_bytes > outbox.memory_bytes else "outbox memory")
         return 0
 
-    # The rest is between this class and its drivers.
+    # The rest is between this class and its driver.
 
     def _touch(self) -> None:
         """Output was written that nobody has promised to flush."""

@@ -1,13 +1,12 @@
-"""Turns of the loop: the synchronous stretches in which a group's sessions are called, under either driver.
+"""Turns of the loop: the synchronous stretches in which a group's sessions are called.
 
 When output is sent:
 
-- To the connection being served: when the call into its session returns. The poll driver sends small answers
+- To the connection being served: when the call into its session returns. The driver sends small answers
   of several connections together.
 - To other connections: at the end of the turn, before `after_turn`. They wait in `LoopTurn.to_send`.
 - What `after_turn` brings (the host commits there, and tickets resolve): right after it. If that is for many
   connections and the driver asks for it (`hold`), the driver first looks who has sent more.
-- To a connection whose session said that the commit brings more (`expect`): only after `after_turn`.
 - Outside a turn: at once, unless the driver is about to look for input.
 
 A session's `connection_lost` is called at the end of a turn, never from inside a call that the session made.
@@ -66,7 +65,6 @@ class DrivenConnection(Connection):
         "_reason",
         "_session",
         "deadline",
-        "expects",
         "host",
         "number",
         "opened",
@@ -82,7 +80,6 @@ class DrivenConnection(Connection):
         self.number = loop.next_number()
         self.opened = loop.time()
         self.deadline = self.scheduled = self.stalled_since = math.inf
-        self.expects = False  # the commit brings more to send: output may wait for it
         self._accounted = False  # part of the process's backlogs
         self._eof = False  # the peer has sent all
         self._input_over = False  # the session knows that no more input comes: end of input, or drain
@@ -261,12 +258,12 @@ class DrivenConnection(Connection):
             self._account()
         self._shut(reset=reset or backlog)
 
-    # What drivers and `LoopTurn` call.
+    # What the driver and `LoopTurn` call.
 
     def send(self) -> None:
         """Send what the transport takes now, account for the rest, apply the policy to it.
 
-        Clears `_dirty` and `expects`. Harmless on a closed connection.
+        Clears `_dirty`. Harmless on a closed connection.
         """
         raise NotImplementedError
 
@@ -465,7 +462,7 @@ class LoopTurn:
         if not self.in_turn:
             self.request()
 
-    # For drivers and the group.
+    # For the driver and the group.
 
     def request(self) -> None:
         """Have a turn soon: a call from outside a turn has left work."""
@@ -520,7 +517,7 @@ class LoopTurn:
             self._run_deadlines()
         behind = bool(self._ending) and not self._end_inputs()
         if self.to_send:
-            self.send({each for each in self.to_send if each.expects})
+            self.send()
         self._after_turn()
         hold = hold and len(self.to_send) >= HOLD_LEAST
         turn: Turn | None = None

@@ -26,9 +26,7 @@ from shared.net.outbox import Backlogs
 from shared.net.poll import PollDriver
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.strangers import Strangers
-from shared.net.stream import StreamDriver
 from shared.net.tls import ServerTls
-from shared.net.tls_stream import TlsStream
 from shared.objects import CONNECTIONS, Action, Objects, time_text
 from shared.process_limits import memory_limit_bytes
 
@@ -118,8 +116,7 @@ class Group:
             strangers=network.strangers,
             asks_login=asks_login,
         )
-        self._poll = PollDriver(self.loop) if network.settings.driver == "auto" else None
-        self._stream = StreamDriver(self.loop, network.certificate_user)
+        self._driver = PollDriver(self.loop)
         self.acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
         self._accepting = trio.CancelScope()
@@ -136,7 +133,7 @@ class Group:
         self._check_exposure(f"{name}.host", host)
         sockets = bind_tcp(host, port, self._settings, pushes=pushes)
         admitted = self._admitted(open_session, pushes=pushes)
-        is_behind = self._poll.is_behind if self._poll is not None else lambda: False
+        is_behind = self._driver.is_behind
         self.acceptors += [
             Acceptor(sock, admitted, self.loop, is_behind, lambda: self.tls is not None) for sock in sockets
         ]
@@ -156,7 +153,6 @@ class Group:
         `allow`: networks whose datagrams are accepted; empty: all.
         """
         self._settings = self.loop.settings = self._network.settings
-        self._stream.certificate_user = self._network.certificate_user
         self.tls = tls
         for endpoint in self._endpoints:
             endpoint.allow(allow)
@@ -171,11 +167,9 @@ class Group:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.loop.watch_deadlines, name=f"{self.name}: deadlines")
-                await nursery.start(self._stream.run)
                 nursery.start_soon(self.loop.serve_strangers, name=f"{self.name}: strangers")
-                if self._poll is not None:
-                    nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
-                    nursery.start_soon(self._poll.serve_strangers, name=f"{self.name}: strangers' input")
+                nursery.start_soon(self._driver.run, name=f"{self.name}: connections")
+                nursery.start_soon(self._driver.serve_strangers, name=f"{self.name}: strangers' input")
                 nursery.start_soon(liveness.watch, self.loop.pushed, self._settings.user_timeout_seconds)
                 for endpoint in self._endpoints:
                     nursery.start_soon(endpoint.run, name=f"{self.name}: datagrams")
@@ -203,8 +197,7 @@ class Group:
             acceptor.close()
         for endpoint in self._endpoints:
             endpoint.close()
-        if self._poll is not None:
-            self._poll.close()
+        self._driver.close()
 
     def samples(self) -> Iterable[Sample]:
         """Counters and gauges with the label `protocol`."""
@@ -264,16 +257,18 @@ class Group:
                     nursery.start_soon(acceptor.run)
 
     def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
-        """What takes accepted sockets over: the poll driver where there is one, because it is faster."""
-        driver = self._poll
+        """What takes accepted sockets over."""
 
         def admitted(sock: socket.socket, peer: str, host: str) -> None:
-            if self.tls is None and driver is not None:
-                driver.add(sock, peer, host, open_session, pushes=pushes)
-                return
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            served = stream if self.tls is None else TlsStream(stream, self.tls.context)
-            self._stream.add(served, peer, host, open_session, pushes=pushes)
+            self._driver.add(
+                sock,
+                peer,
+                host,
+                open_session,
+                pushes=pushes,
+                context=None if self.tls is None else self.tls.context,
+                certificate_user=self._network.certificate_user,
+            )
 
         return admitted
 

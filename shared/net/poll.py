@@ -1,4 +1,8 @@
-"""The poll driver: one task serves all plain TCP connections of a group.
+"""The driver: one task serves all TCP connections of a group, plain and with TLS.
+
+With trio's streams and two tasks a connection a message of DMS in memory takes 13.7 us of the processor, and
+5.7 so (8 clients, window 64); with a request at a time 124, and 25. One of LogMQ takes 7.0, and 1.8 (64
+clients, window 16).
 
 All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. trio waits for
 that descriptor, so one wake-up brings every socket that is ready. Between two waits nothing is awaited.
@@ -17,15 +21,20 @@ import math
 import os
 import select
 import socket
+import ssl
+from collections.abc import Callable
 from time import perf_counter
 
 import trio
 
 from shared.file_range import FileRange
 from shared.net import liveness
+from shared.net.connection import Connection, Session
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import HOLD_LEAST, RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import JOIN_BYTES
+from shared.net.settings import CertificateUser
+from shared.net.tls_socket import Handshake, TlsSocket
 
 EVENTS_MAX = 128
 """Sockets served in one turn of the loop."""
@@ -38,7 +47,9 @@ LOOK_WORK = 8 * 1024
 EVENT_WORK = 512
 ANSWERS_TOGETHER = 32
 """Small answers sent in one go. Waking a waiting process costs more than sending; connections of one process
-share the wake-up."""
+share the wake-up. A message of DMS in memory, 50 clients with a request at a time, takes 19.7 us so, and 22.8
+with each sent at once.
+"""
 
 READABLE = select.EPOLLIN | select.EPOLLOUT
 """The events of a socket that has input and nothing else to report."""
@@ -65,7 +76,7 @@ SMALL_BYTES = 4 * 1024
 
 
 class PollConnection(DrivenConnection):
-    """A nonblocking socket and its session."""
+    """A nonblocking socket and its session. `tls`: None for a plain one."""
 
     __slots__ = (
         "_blocked",
@@ -81,15 +92,17 @@ class PollConnection(DrivenConnection):
         "recv_some",
         "send_some",
         "sock",
+        "tls",
     )
 
     def __init__(self, driver: "PollDriver", sock: socket.socket, peer: str, host: str) -> None:
         super().__init__(driver.loop, peer, host)
         self._driver = driver
         self.sock = sock
-        self.recv_some = sock.recv
-        self.send_some = sock.send
+        self.recv_some: Callable[[int], bytes] = sock.recv
+        self.send_some: Callable[..., int] = sock.send
         self.fd = sock.fileno()
+        self.tls: TlsSocket | None = None
         self.reads_plainly = False  # input may be read at once: not paused, blocked, finishing or over
         self._blocked = False  # the socket's send buffer is full, until an EPOLLOUT
         self._read_bytes = READ_BYTES
@@ -143,11 +156,7 @@ class PollConnection(DrivenConnection):
             self._broken(broken)
             return count
         outbox = self.outbox
-        if self.expects:
-            if outbox.size < READ_BYTES:
-                loop.to_send.append(self)
-                return count
-        elif outbox.chunks and outbox.size <= SMALL_BYTES and not self.polled_as_stranger:
+        if outbox.chunks and outbox.size <= SMALL_BYTES and not self.polled_as_stranger:
             answered = self._driver.answered
             answered.append(self)
             if len(answered) == ANSWERS_TOGETHER:
@@ -168,8 +177,11 @@ class PollConnection(DrivenConnection):
             self._unread = True
             if flags & ENDING and not self._ending:
                 self._ending = hangs_up = True
+        tls = self.tls
         if flags & select.EPOLLOUT:
             self._blocked = False
+            if tls is not None:
+                self._flush(tls)
         if self._finishing:
             self._advance()
             return
@@ -194,6 +206,8 @@ class PollConnection(DrivenConnection):
         if self._unread:
             self._unread = self._ending or bool(flags & URGENT)
             self.read()
+            if tls is not None and tls.ended and not self._input_over:
+                self._unread = True
             if self._unread:
                 self._driver.again(self)
             if hangs_up:
@@ -203,9 +217,6 @@ class PollConnection(DrivenConnection):
     def pause_reading(self) -> None:
         self._paused = True
         self.reads_plainly = False
-
-    def expect(self) -> None:
-        self.expects = self._loop.in_turn
 
     def go_on(self) -> None:
         self._blocked = False  # it meant "nothing to send"; if the socket is full, sending shows it again
@@ -232,6 +243,23 @@ class PollConnection(DrivenConnection):
             self.polled_as_stranger = False
             self._driver.poll_logged_in(self)
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self.tls is not None
+
+    def encrypt(self, tls: TlsSocket) -> None:
+        """The handshake is over: what is read and sent from now on goes through TLS."""
+        self.recv_some, self.send_some = tls.recv, tls.send
+        self._unread = True  # the handshake's last bytes may have come with others
+        self.reads_plainly = False
+        self._driver.again(self)
+
+    def _flush(self, tls: TlsSocket) -> None:
+        try:
+            tls.flush()
+        except OSError as error:
+            self._broken(error)
+
     def _reads_again(self) -> None:
         super()._reads_again()
         if not self.mute:
@@ -242,13 +270,13 @@ class PollConnection(DrivenConnection):
         self.reads_plainly = False
 
     def send(self) -> None:
-        self._dirty = self.expects = False
+        self._dirty = False
         outbox = self.outbox
         chunks = outbox.chunks
         if chunks and not self._blocked:
             try:
                 size = outbox.size
-                if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
+                if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes and self.tls is None:
                     sent = self.send_some(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
                     self._loop.counters.bytes_out += sent
                     if sent == size:
@@ -270,7 +298,7 @@ class PollConnection(DrivenConnection):
 
     def can_read_plainly(self) -> bool:
         """Not before the first request, which may cost far more work than its bytes (a session resumes)."""
-        blocked = self.mute or self._input_over or self._blocked
+        blocked = self.mute or self._input_over or self._blocked or self.tls is not None
         return self._reading and not blocked and not self._loop.is_silent(self)
 
     def _send_many(self) -> None:
@@ -280,7 +308,13 @@ class PollConnection(DrivenConnection):
         taken = 0
         while outbox.chunks and taken < SEND_BYTES:
             first = outbox.chunks[0]
-            if not isinstance(first, FileRange):
+            if self.tls is not None:
+                try:
+                    sent = self.send_some(outbox.begin())  # begun: it is not dropped while TLS has part of it
+                except EOFError:
+                    self.abort("file ended early")
+                    return
+            elif not isinstance(first, FileRange):
                 sent = self._send_gathered()
             elif first.fd < 0:
                 try:
@@ -334,18 +368,18 @@ class PollConnection(DrivenConnection):
             if not self._has_time_to_flush():
                 self.close("stalled")
                 return
-        elif self._eof:
-            self.close(self._reason)
-            return
         elif not self._shut_writing:
+            self._shut_writing = True
             try:
-                self.sock.shutdown(socket.SHUT_WR)
+                if self.tls is not None:
+                    self.tls.say_the_end()
+                if not self._eof:
+                    self.sock.shutdown(socket.SHUT_WR)
+                    self._loop.set_deadline(self, self.now + self._loop.settings.linger_seconds)
             except OSError as error:
                 self._broken(error)
                 return
-            self._shut_writing = True
-            self._loop.set_deadline(self, self.now + self._loop.settings.linger_seconds)
-        elif self.deadline == math.inf:
+        if self._shut_writing and (self._eof or self.deadline == math.inf):
             self.close(self._reason)
             return
         self._discard()
@@ -356,7 +390,7 @@ class PollConnection(DrivenConnection):
             return
         try:
             for _ in range(4):
-                if not self.recv_some(READ_BYTES):
+                if not self.sock.recv(READ_BYTES):
                     self._eof = True
                     break
         except BlockingIOError:
@@ -399,10 +433,25 @@ class PollDriver:
         self.read_bytes_max = max(READ_BYTES, loop.settings.read_bytes_max)
 
     def add(
-        self, sock: socket.socket, peer: str, host: str, open_session: OpenSession, *, pushes: bool = False
+        self,
+        sock: socket.socket,
+        peer: str,
+        host: str,
+        open_session: OpenSession,
+        *,
+        pushes: bool = False,
+        context: ssl.SSLContext | None = None,
+        certificate_user: CertificateUser = "cn",
     ) -> None:
-        """Serve an accepted, nonblocking socket; the driver closes it."""
+        """Serve an accepted, nonblocking socket, with TLS if there is a `context`; the driver closes it."""
         connection = PollConnection(self, sock, peer, host)
+        if context is not None:
+            connection.tls = tls = TlsSocket(sock, context)
+            meant = open_session
+
+            def open_session(_: Connection) -> Session:
+                return Handshake(connection, self.loop, tls, certificate_user, meant)
+
         self._by_fd[connection.fd] = connection
         self.loop.begin()
         self.loop.open(connection, open_session, pushes=pushes)

@@ -74,8 +74,6 @@ class NetSettings:
         default=15.0, validator=[validators.gt(0), validators.le(86_400)], metadata=RESTART
     )
     """A peer that does not acknowledge sent data for so long counts as gone."""
-    driver: Literal["auto", "stream"] = attrs.field(default="auto", metadata=RESTART)
-    """`auto`: the poll driver for plain TCP; `stream`: always a task per connection."""
     udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB, restart=True)
     """The receive buffer of UDP sockets; the system may give less (net.core.rmem_max)."""
 

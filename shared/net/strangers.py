@@ -22,7 +22,7 @@ SLICE_SECONDS = 100e-6
 """Work after which a slice ends; what has begun is finished."""
 FLOOD_SLICE_SECONDS = 50e-6
 """A slice in a flood. There is one every millisecond or so then, and requests wait for it. With 0.1 ms the
-p99 of others grew by more than a tenth (`make trial-logins`)."""
+p99 of others grew by more than a tenth."""
 ALONE_SLICE_SECONDS = 1e-3
 """A slice while no one else is served."""
 ALONE_SECONDS = 1.0
@@ -48,7 +48,7 @@ FAILING_MAX = 8
 class Strangers:
     """The pace of strangers: `async with` it around a slice, and work until `is_over`.
 
-    `served_at`: when (trio's clock) a logged-in connection was last served. Drivers set it.
+    `served_at`: when (trio's clock) a logged-in connection was last served. The driver sets it.
     """
 
     def __init__(self) -> None:

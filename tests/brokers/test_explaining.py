@@ -51,12 +51,12 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 def test_some_are_chosen_by_name_or_section_and_what_is_none_is_told() -> None:
     rows = list(explained(ALL))
-    assert [row.setting for row in chosen(rows, ["net.driver", "tls"])] == [
-        "net.driver",
+    assert [row.setting for row in chosen(rows, ["net.backlog", "tls"])] == [
+        "net.backlog",
         "tls.certificate",
         "tls.key",
         "tls.client_ca",
     ]
     assert chosen(rows, []) == rows
-    with pytest.raises(UsageError, match=r"there is no net\.drvier; did you mean net\.driver\?"):
-        chosen(rows, ["net.drvier"])
+    with pytest.raises(UsageError, match=r"there is no net\.backlgo; did you mean net\.backlog\?"):
+        chosen(rows, ["net.backlgo"])

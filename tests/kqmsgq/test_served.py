@@ -3,9 +3,7 @@
 import socket
 import threading
 from pathlib import Path
-from typing import Literal
 
-import pytest
 import trio
 
 from kqmsgq.settings import KqmsgqSettings
@@ -15,13 +13,9 @@ from tests.kqmsgq.served import served
 from tests.shared.net.served import read_all
 from tests.support.server import Server, speak
 
-Driver = Literal["auto", "stream"]
-everywhere = pytest.mark.parametrize("driver", ["auto", "stream"])
 
-
-@everywhere
-async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(driver: Driver) -> None:
-    async with served(net=NetSettings(driver=driver)) as server:
+async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written() -> None:
+    async with served() as server:
         consumer = await server.connect(b"consume" + subscribe(b"a"))
         await server.until(subscriptions=1)
         sent = message(b"a", b"x" * 5_000_000)
@@ -32,9 +26,8 @@ async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(
         await server.until(consumers=0)
 
 
-@everywhere
-async def test_a_drain_sends_what_waits_and_closes_all(driver: Driver) -> None:
-    async with served(net=NetSettings(driver=driver, linger_seconds=0.1)) as server:
+async def test_a_drain_sends_what_waits_and_closes_all() -> None:
+    async with served(net=NetSettings(linger_seconds=0.1)) as server:
         consumer = await server.connect(b"consume" + subscribe())
         await server.until(subscriptions=1)
         sent = message(b"a", b"x" * 5_000_000)

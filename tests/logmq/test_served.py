@@ -1,19 +1,14 @@
 """LogMQ on a real store behind real sockets: what the fakes cannot show."""
 
 from pathlib import Path
-from typing import Literal
-
-import pytest
 
 from logmq.settings import LogmqSettings, TopicSettings
-from shared.net.settings import NetSettings
 from tests.logmq.served import served
 from tests.logmq.world import records
 
 
-@pytest.mark.parametrize("driver", ["auto", "stream"])
-async def test_a_first_session_with_nc(tmp_path: Path, driver: Literal["auto", "stream"]) -> None:
-    async with served(tmp_path, net=NetSettings(driver=driver)) as server:
+async def test_a_first_session_with_nc(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
         peer = await server.connect()
         await peer.send(
             b"PRODUCE orders item-1\nPRODUCE orders item-2\nCONSUME orders 0\nFETCH orders 0 99\n"

@@ -1,7 +1,8 @@
 """For the tests of any protocol: a connection to drive a session by hand, and a server without sockets."""
 
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -16,8 +17,7 @@ from shared.net.counters import NetCounters
 from shared.net.loop_turn import AfterTurn, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
-from shared.net.stream import StreamDriver
-from shared.net.tls_stream import TlsStream
+from tests.support.stream_driver import serve_stream
 
 
 class MemoryConnection(Connection):
@@ -150,7 +150,6 @@ class StreamServer:
             after_turn=after_turn,
             log=log or structlog.stdlib.get_logger(),
         )
-        self._driver = StreamDriver(self.loop)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; then every connection is closed."""
@@ -158,8 +157,8 @@ class StreamServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.loop.watch_deadlines)
                 nursery.start_soon(self.loop.serve_strangers)
-                await nursery.start(self._driver.run)
                 task_status.started()
+                await trio.sleep_forever()
         finally:
             self.loop.close_all("shutdown")
 
@@ -172,8 +171,17 @@ class StreamServer:
         pushes: bool = False,
     ) -> None:
         """Serve one stream to its end, and close it."""
-        assert self.loop.admission.admit("", encrypted=isinstance(stream, TlsStream)) is None
-        await self._driver.serve(stream, peer, "", open_session, pushes)
+        assert self.loop.admission.admit("") is None
+        await serve_stream(self.loop, stream, peer, open_session, pushes=pushes)
+
+
+@asynccontextmanager
+async def running(server: StreamServer) -> AsyncIterator[trio.Nursery]:
+    """A nursery in which the server runs."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        yield nursery
+        nursery.cancel_scope.cancel()
 
 
 class HandTicket:

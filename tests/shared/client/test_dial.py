@@ -1,6 +1,7 @@
 """How a client reaches a server: what its TLS flags mean, and how it hears that a machine is gone."""
 
 import math
+import os
 import socket
 import ssl
 from functools import partial
@@ -20,7 +21,7 @@ from shared.client.retry import Retry
 from shared.client.trio_loop import open_stream, trio_loop
 from shared.errors import UsageError
 from shared.net.tls import client_context, in_words
-from shared.net.tls_stream import TlsStream
+from shared.net.tls_socket import TlsStream
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -124,14 +125,16 @@ async def refusal(client: ssl.SSLContext | None, server: ssl.SSLContext | None) 
         if server is None:
             await stream.send_all(b"in the clear\r\n")
             return
-        tls = TlsStream(stream, server)
-        try:
-            await tls.do_handshake()
-        except trio.BrokenResourceError as error:
-            heard.append(in_words(error.__cause__ or error, server_side=True))
-            await stream.send_eof()
-            while await stream.receive_some():
-                pass
+        sock = socket.socket(fileno=os.dup(stream.socket.fileno()))
+        sock.setblocking(False)
+        async with TlsStream(sock, server) as tls:
+            try:
+                await tls.do_handshake()
+            except trio.BrokenResourceError as error:
+                heard.append(in_words(error.__cause__ or error, server_side=True))
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
 
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))

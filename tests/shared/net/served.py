@@ -1,4 +1,4 @@
-"""A group of listeners with one endpoint, and clients for it, whatever the driver and the transport."""
+"""A group of listeners with one endpoint, and clients for it, plain or with TLS."""
 
 import select
 import socket
@@ -22,11 +22,12 @@ from shared.net.tls import client_context
 
 PATIENCE_SECONDS = 60.0
 """More than any of these tests takes on a busy machine, so that a hang fails and does not stay."""
-PLAIN = ("poll", "stream")  # trio's TLS client has no half-close
 
 # For tests that take the fixture `serve` (conftest.py): the transports that they run over.
-everywhere = pytest.mark.parametrize("serve", [*PLAIN, "tls"], indirect=True)
-unencrypted = pytest.mark.parametrize("serve", PLAIN, indirect=True)
+everywhere = pytest.mark.parametrize("serve", ["plain", "tls"], indirect=True)
+unencrypted = pytest.mark.parametrize(
+    "serve", ["plain"], indirect=True
+)  # trio's TLS client has no half-close
 
 
 @attrs.frozen
@@ -113,8 +114,7 @@ async def serving(
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve `open_session` over `kind` of transport on a free port, and stop at the end."""
-    net = NetSettings(driver="auto" if kind == "poll" else "stream", **settings)
-    network = Network(net)
+    network = Network(NetSettings(**settings))
     tls = certificates.server if certificates is not None and kind == "tls" else None
     group = make_group(network, after_turn=after_turn, tls=tls)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)
@@ -216,9 +216,8 @@ def wait_arrived(session: Recorder, count: int = 1) -> None:
 
 
 def socket_of(session: Recorder) -> Any:
-    """The socket below its connection, whichever driver serves it."""
-    connection: Any = session.connection
-    return connection.stream.socket if hasattr(connection, "stream") else connection.sock
+    """The socket below its connection."""
+    return session.connection.sock  # type: ignore[attr-defined]
 
 
 def echo(session: Recorder) -> None:

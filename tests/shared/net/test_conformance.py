@@ -1,4 +1,4 @@
-"""What a session may rely on, under either driver and over every transport."""
+"""What a session may rely on, plain and with TLS."""
 
 import os
 import struct

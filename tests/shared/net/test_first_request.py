@@ -10,8 +10,7 @@ from shared.access import Access, Required
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 from tests.shared.net.served import Recorder, Serve, Sessions, everywhere, read_all
-from tests.shared.net.test_stream import running
-from tests.support.connections import StreamServer
+from tests.support.connections import StreamServer, running
 
 
 def speak_at_the_first_byte(session: Recorder) -> None:

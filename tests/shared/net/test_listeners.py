@@ -149,11 +149,10 @@ def test_only_loopback_is_open_to_whoever_comes(host: str, loopback: bool) -> No
             check_exposure("logmq.host", host, None, logs_in=True)
 
 
-@pytest.mark.parametrize("kind", ["poll", "stream"])
 @pytest.mark.parametrize("pushes", [False, True])
-async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str, pushes: bool) -> None:
+async def test_accepted_sockets_have_the_options_that_find_dead_peers(pushes: bool) -> None:
     sessions = Sessions(echo)
-    async with serving(kind, sessions, pushes=pushes) as served:
+    async with serving("plain", sessions, pushes=pushes) as served:
         _, session = await sessions.join(served)
         sock = socket_of(session)
         for level, option, value in connection_options(SETTINGS, "127.0.0.1", pushes=False):
@@ -163,8 +162,7 @@ async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str,
                 assert sock.getsockopt(level, option) == expected
 
 
-@pytest.mark.parametrize("kind", ["poll", "stream"])
-async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_once(kind: str) -> None:
+async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_once() -> None:
     waits = trio.Event()
 
     def answer_all_but_headers(session: Recorder) -> None:
@@ -178,7 +176,7 @@ async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_o
         session.on_receive = received
 
     sessions = Sessions(answer_all_but_headers)
-    async with serving(kind, sessions) as served:
+    async with serving("plain", sessions) as served:
         client, session = await sessions.join(served)
         sock = socket_of(session)
         for _ in range(3):
@@ -229,10 +227,9 @@ def test_who_may_be_far_away_is_asked_whether_he_is_still_there(host: str, asked
                 assert idle == SETTINGS.keepalive_seconds
 
 
-@pytest.mark.parametrize("kind", ["poll", "stream"])
-async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used_again(kind: str) -> None:
+async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used_again() -> None:
     sessions = Sessions(echo)
-    async with serving(kind, sessions, connections_max=2) as served:
+    async with serving("plain", sessions, connections_max=2) as served:
         first, session = await sessions.join(served)
         await sessions.join(served)
         third = await served.connect()
@@ -252,8 +249,8 @@ from shared.net.network import Network
 from shared.net.settings import NetSettings
 from tests.shared.net.served import Sessions, echo, make_group, read_all
 
-async def main(driver):
-    group = make_group(Network(NetSettings(driver=driver)))
+async def main():
+    group = make_group(Network(NetSettings()))
     sessions = Sessions(echo)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
     async with trio.open_nursery() as nursery:
@@ -290,14 +287,13 @@ class Server:
     async def connect(self): return await trio.open_tcp_stream(*self.address)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
-trio.run(main, sys.argv[1])
+trio.run(main)
 """
 
 
-@pytest.mark.parametrize("driver", ["auto", "stream"])
-def test_running_out_of_descriptors_is_survived(driver: str) -> None:
+def test_running_out_of_descriptors_is_survived() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(EXHAUSTION), driver],
+        [sys.executable, "-c", textwrap.dedent(EXHAUSTION)],
         capture_output=True,
         text=True,
         timeout=30,

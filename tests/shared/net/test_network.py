@@ -11,12 +11,12 @@ import trio.testing
 from shared.errors import ConfigError
 from tests.shared.net.served import Certificates, Recorder, Sessions, echo, make_group, read_all, serving
 
-DRIVERS = pytest.mark.parametrize("kind", ["poll", "stream"])
+KINDS = pytest.mark.parametrize("kind", ["plain", "tls"])
 
 
 async def test_a_group_that_stops_accepting_keeps_its_connections() -> None:
     sessions = Sessions(echo)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         client, _ = await sessions.join(served)
         served.group.stop_accepting()
         await trio.testing.wait_all_tasks_blocked()
@@ -27,7 +27,7 @@ async def test_a_group_that_stops_accepting_keeps_its_connections() -> None:
 
 
 async def test_a_port_can_be_bound_again_at_once_after_a_group_ended() -> None:
-    async with serving("poll", Sessions(echo)) as served:
+    async with serving("plain", Sessions(echo)) as served:
         assert not isinstance(served.address, str)
         port = served.address[1]
         client = await served.connect()
@@ -49,7 +49,7 @@ async def test_a_group_that_was_bound_and_never_served_lets_go_of_its_ports() ->
 
 async def test_two_endpoints_of_a_group_count_together() -> None:
     sessions = Sessions(echo)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         await sessions.join(served)
         await sessions.join(served)
         values = {(each.name, each.labels): each.value for each in served.group.samples()}
@@ -76,10 +76,12 @@ def test_listening_beyond_loopback_needs_to_know_the_clients_or_consent(certific
         group.close()
 
 
-@DRIVERS
-async def test_a_closed_connection_and_its_session_are_freed_without_the_collector(kind: str) -> None:
+@KINDS
+async def test_a_closed_connection_and_its_session_are_freed_without_the_collector(
+    kind: str, certificates: Certificates
+) -> None:
     sessions = Sessions(echo)
-    async with serving(kind, sessions) as served:
+    async with serving(kind, sessions, certificates=certificates) as served:
         client, session = await sessions.join(served)
         watched = weakref.ref(session)
         lost = session.lost
@@ -94,10 +96,12 @@ async def test_a_closed_connection_and_its_session_are_freed_without_the_collect
             gc.enable()
 
 
-@DRIVERS
-async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(kind: str) -> None:
+@KINDS
+async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(
+    kind: str, certificates: Certificates
+) -> None:
     sessions = Sessions(echo)
-    async with serving(kind, sessions) as served:
+    async with serving(kind, sessions, certificates=certificates) as served:
         opened: list[Recorder] = []
         for _ in range(5):
             _, session = await sessions.join(served)

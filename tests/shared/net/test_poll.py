@@ -1,4 +1,4 @@
-"""What only the poll driver has to prove: turns, wake-ups, and what ten thousand connections cost."""
+"""What the driver has to prove besides: turns, wake-ups, and what ten thousand connections cost."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def work_for(seconds: float) -> None:
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
     sessions = Sessions(echo)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         flooding, flood = await sessions.join(served)
         quick, _ = await sessions.join(served)
         async with trio.open_nursery() as nursery:
@@ -70,7 +70,7 @@ async def test_a_read_for_which_there_is_no_memory_costs_its_own_connection_only
         raise MemoryError
 
     sessions = Sessions(echo)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         good, _ = await sessions.join(served)
         bad, starved = await sessions.join(served)
         starved.connection.recv_some = no_memory
@@ -84,7 +84,7 @@ async def test_a_read_for_which_there_is_no_memory_costs_its_own_connection_only
 
 async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
     sessions = Sessions()
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         with served.connect_socket() as client:
             session = await sessions.next()
             client.send(b"before")
@@ -98,7 +98,7 @@ async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
 @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.ETIMEDOUT])
 async def test_what_came_before_an_error_is_received_and_the_connection_ends(number: int) -> None:
     sessions = Sessions()
-    async with serving("poll", sessions, read_bytes_max=READ_BYTES * 4) as served:
+    async with serving("plain", sessions, read_bytes_max=READ_BYTES * 4) as served:
         stream, session = await sessions.join(served)
         read = session.connection.recv_some
 
@@ -126,7 +126,7 @@ async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none()
         session.on_receive = answer
 
     sessions = Sessions(prepare)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         sockets = []
         for _ in range(3 * EVENTS_MAX):
             sockets.append(served.connect_socket())
@@ -140,7 +140,7 @@ async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none()
 
 async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
     sessions = Sessions(lambda session: session.connection.pause_reading())
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         client, session = await sessions.join(served)
         await client.send_all(b"waiting")
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -168,7 +168,7 @@ async def test_a_connection_that_ends_itself_in_the_midst_of_a_round_harms_no_ne
         session.on_receive = close_others
 
     sessions = Sessions(prepare)
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         clients = []
         for _ in range(10):
             client, _ = await sessions.join(served)
@@ -192,7 +192,7 @@ async def test_a_connection_that_ends_as_its_peer_does_is_asked_for_no_error_any
 ) -> None:
     """Its peer has reset it while nothing was read from it, and its session ends it for that."""
     sessions = Sessions()
-    async with serving("poll", sessions) as served:
+    async with serving("plain", sessions) as served:
         _, session = await sessions.join(served)
         connection = session.connection
         monkeypatch.setattr(type(connection), "hang_up", lambda self: self.abort("gone"))
@@ -215,7 +215,7 @@ async def test_what_was_told_of_a_closed_connection_is_not_told_to_the_next_with
 
     sessions = Sessions()
     with contextlib.ExitStack() as stack:
-        async with serving("poll", sessions, after_turn=after_turn) as served:
+        async with serving("plain", sessions, after_turn=after_turn) as served:
             sockets = [served.connect_socket() for _ in range(30)]
             first, *_, last = [await sessions.next() for _ in sockets]
             freed = last.connection.fd  # type: ignore[attr-defined]
@@ -265,7 +265,7 @@ class Quiet:
 
 async def test_an_idle_connection_costs_less_than_four_kibibytes() -> None:
     count = 300
-    async with serving("poll", Quiet) as served:
+    async with serving("plain", Quiet) as served:
         warm = served.connect_socket()
         gc.collect()
         tracemalloc.start()

@@ -6,16 +6,15 @@ import struct
 import pytest
 import trio
 
-from tests.shared.net.served import PLAIN, Recorder, Sessions, serving
+from tests.shared.net.served import Recorder, Sessions, serving
 
 CLIENTS = 30
 BYTES_MAX = 300_000
 RESET = struct.pack("ii", 1, 0)
 
 
-@pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(kind: str, seed: int) -> None:
+async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(seed: int) -> None:
     chance = random.Random(seed)
     opened: list[Recorder] = []
 
@@ -70,7 +69,7 @@ async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(kin
             client.setsockopt(1, 13, RESET)  # SOL_SOCKET, SO_LINGER
         await trio.aclose_forcefully(client)
 
-    async with serving(kind, Sessions(prepare)) as served:
+    async with serving("plain", Sessions(prepare)) as served:
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 client = await served.connect()

@@ -14,8 +14,10 @@ from shared.errors import ConfigError
 from shared.net import tls
 from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
 from shared.net.network import Network
+from shared.net.outbox import Policy
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import ServerTls, server_context
+from shared.net.tls_socket import ALERT
 from tests.shared.net.served import (
     PATIENCE_SECONDS,
     Certificates,
@@ -103,7 +105,7 @@ async def test_a_server_with_a_client_authority_takes_only_its_clients(certifica
             assert "alert certificate required" in str(refused.value.__cause__)
         nursery.cancel_scope.cancel()
     assert group.counters.handshakes_failed == 1
-    assert group.counters.accepted == 1
+    assert group.counters.accepted == 2
 
 
 async def test_tls_that_there_is_no_memory_for_is_refused_before_the_handshake(
@@ -157,6 +159,50 @@ async def test_tls_keeps_connections_it_has_while_a_handshake_dawdles(certificat
         assert await read_all(client, 5) == b"hello"
         for dawdler in dawdlers:
             dawdler.close()
+
+
+async def test_a_handshake_that_takes_too_long_is_ended(certificates: Certificates) -> None:
+    async with serving("tls", Sessions(), certificates=certificates, handshake_seconds=0.05) as served:
+        memory = served.network.admission.memory
+        async with await trio.open_tcp_stream(*served.address) as client:
+            await client.send_all(b"\x16\x03\x01")  # how a handshake begins
+            assert await read_all(client) == b""
+            assert memory.used_bytes == CONNECTION_BYTES + TLS_BYTES
+        await served.group.wait_no_connections()
+        assert served.group.counters.handshakes_failed == 1
+        assert served.network.admission.connections == memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("said", [b"PRODUCE orders hello\n", b""])
+async def test_who_speaks_no_tls_is_told_so_and_gets_the_end(said: bytes, certificates: Certificates) -> None:
+    sessions = Sessions()
+    async with serving("tls", sessions, certificates=certificates) as served:
+        async with await trio.open_tcp_stream(*served.address) as client:
+            await client.send_all(said)
+            await client.send_eof()
+            assert (await read_all(client))[:1] == ALERT[:1]
+        await served.group.wait_no_connections()
+        assert served.group.counters.handshakes_failed == 1
+
+
+async def test_what_is_large_and_begun_is_sent_whole_whatever_is_dropped_meanwhile(
+    certificates: Certificates,
+) -> None:
+    sessions = Sessions()
+    async with serving("tls", sessions, certificates=certificates) as served:
+        client, session = await sessions.join(served)
+        connection = session.connection
+        connection.outbox.bound, connection.outbox.policy = 100_000, Policy.DROP
+        lines = [b"%06d" % number + b"x" * (number * 37 % 2000) + b"\n" for number in range(20_000)]
+        for line in lines:
+            connection.write(line)
+            await trio.lowlevel.checkpoint()
+        assert connection.outbox.dropped_chunks > 0
+        connection.finish()
+        received = (await read_all(client)).splitlines(keepends=True)
+        assert received == sorted(set(received) & set(lines))
+        assert received[-1] == lines[-1]
+        assert len(received) + connection.outbox.dropped_chunks == len(lines)
 
 
 @pytest.mark.parametrize("field", ["certificate", "key", "client_ca"])

@@ -1,7 +1,5 @@
 """Run in a network of its own by test_liveness, where 10.9.9.2 is ours at first and then vanishes."""
 
-import sys
-
 import trio
 
 from shared.net.network import Network
@@ -12,8 +10,8 @@ SECONDS = 1.5
 PATIENCE_SECONDS = 60.0  # without the limit, TCP itself would take a quarter of an hour
 
 
-async def main(kind: str) -> None:
-    settings = NetSettings(driver="auto" if kind == "poll" else "stream", user_timeout_seconds=SECONDS)
+async def main() -> None:
+    settings = NetSettings(user_timeout_seconds=SECONDS)
     sessions = Sessions()
     group = make_group(Network(settings), insecure=True)
     (pushed_to,) = group.bind_tcp("test", "10.9.9.1", 0, sessions, pushes=True)
@@ -45,4 +43,4 @@ async def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1])
+    trio.run(main)

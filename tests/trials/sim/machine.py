@@ -16,7 +16,6 @@ from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
 from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings
-from shared.net.stream import StreamDriver
 from shared.objects import Objects
 from shared.plugin import Context, Service, TcpEndpoint
 from shared.storage.settings import StorageSettings
@@ -24,6 +23,7 @@ from shared.storage.store import Store
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
+from tests.support.stream_driver import serve_stream
 from tests.trials.sim import bridged
 from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
 from tests.trials.sim.network import Network, Wire
@@ -191,10 +191,9 @@ class Machine:
             services = list(self._services.values())
             bridges = await bridged.opened(self._world, store, self._services, self._carried)
             nursery.start_soon(bridges.run)
-            driver = StreamDriver(_loop(store, log))
-            nursery.start_soon(driver.loop.watch_deadlines)
-            await nursery.start(driver.run)
-            accept = self._acceptor(nursery, driver, services, faults)
+            loop = _loop(store, log)
+            nursery.start_soon(loop.watch_deadlines)
+            accept = self._acceptor(nursery, loop, services, faults)
             plan = faults.pause()
             try:
                 await verify(accept)
@@ -215,7 +214,7 @@ class Machine:
             bridges.stop()
             for service in services:
                 service.drain()
-            driver.loop.drain()
+            loop.drain()
             with trio.move_on_after(DRAIN_SECONDS) as drain:
                 await self._network.wait_quiet()
             if drain.cancelled_caught and faults.slowest_sync_seconds < 0.5 and not faults.injected:
@@ -226,7 +225,7 @@ class Machine:
         await store.close()
 
     def _acceptor(
-        self, nursery: trio.Nursery, driver: StreamDriver, services: Sequence[Service], faults: Faults
+        self, nursery: trio.Nursery, loop: LoopTurn, services: Sequence[Service], faults: Faults
     ) -> Callable[[Wire], None]:
         endpoints = {each.name: each for service in services for each in service.endpoints}
 
@@ -234,7 +233,7 @@ class Machine:
             try:
                 endpoint = endpoints[wire.port]
                 assert isinstance(endpoint, TcpEndpoint)
-                await driver.serve(wire.server, f"wire {wire.number}", "", endpoint.open_session)
+                await serve_stream(loop, wire.server, f"wire {wire.number}", endpoint.open_session)
             finally:
                 self._network.gone(wire)
 
