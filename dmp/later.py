@@ -280,7 +280,9 @@ class Later(DamageTeller):
     @property
     def _may_read(self) -> bool:
         queue, row = self._queue, self._queue.row
-        if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES or row.front() is None:
+        if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES:
+            return True
+        if row.front() is None and not self._context.memory.full:  # all keys of those in memory are held
             return True
         if row.cold is not None or self._context.memory.full:
             return False

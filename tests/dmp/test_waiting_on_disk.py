@@ -214,6 +214,28 @@ async def test_while_memory_is_scarce_a_queue_with_keys_that_nobody_takes_from_d
     assert len(taker.bodies) == many
 
 
+async def test_while_memory_is_full_a_queue_all_of_whose_keys_are_held_does_not_grow() -> None:
+    most = 1 << 20
+    world = await World.open(DmpSettings(hot_bytes=0, memory_bytes_max=most))
+    queue, taker = declared(world, per_key=1), Taker(no_ack=False, room=2000)
+    publish(world, b"first", x_key="k")
+    queue.add_consumer(taker)
+    queue.dispatch()
+    many = 1000
+    for number in range(many):
+        message = properties(True, **{"x-delay": 1000, "x-key": "k"})
+        world.publish(b"", b"q", b"%04d" % number * 500, properties=message)
+    world.settle()
+    for _ in range(100):
+        world.advance(0.1)
+    assert len(taker.bodies) == 1
+    assert world.broker.memory.total_bytes < 1.1 * most
+    for run in taker.messages:  # one after the other: it grows meanwhile
+        queue.settle((run,))
+        world.advance(0.1)
+    assert len(taker.bodies) == many + 1
+
+
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_very_many_that_are_purged_leave_in_turns_and_on_the_disk_all_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch, crashes: bool
