@@ -327,6 +327,15 @@ class Broker:
                 reason=str(error or "it is too short"),
             )
 
+    def queue_above_warning(self, queue: Queue) -> None:
+        self.counts.warned += 1
+        self.log.warning(
+            "a queue is above queue_warn_messages: its consumers are too slow, or away; start more",
+            queue=shown(queue.name),
+            ready=queue.depth,
+            consumers=queue.takers.count,
+        )
+
     def report_crash(self, error: Exception) -> None:
         """A queue's own code has failed: a bug, which must hurt nobody but that queue."""
         self.counts.crashes += 1

@@ -9,27 +9,36 @@ import attrs
 if TYPE_CHECKING:
     from dmp.message import Head
     from dmp.queues import Queue
+    from dmp.settings import DmpSettings
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Capacity:
-    """The bounds of one queue, which are those of its arguments."""
+    """The bounds of one queue: those of its arguments and, where it is `limited`, of the settings. `capped`:
+    it may refuse what comes; ask `room_for`."""
 
     _queue: Queue
+    limited: bool
+    capped: bool = attrs.field(default=False, init=False)
+    _warn_messages: int = attrs.field(default=0, init=False)  # 0: no limit
+    _drop_messages: int = attrs.field(default=0, init=False)
+    _warned: bool = attrs.field(default=False, init=False)
 
-    @property
-    def capped(self) -> bool:
-        """Whether it may refuse what comes: ask `room_for`."""
-        return self._queue.kind.arguments.rejects
+    def changed(self, settings: DmpSettings) -> None:
+        """The limits for all queues are others, or its own."""
+        self._warn_messages = settings.queue_warn_messages * self.limited
+        self._drop_messages = settings.queue_drop_messages * self.limited
+        self.capped = self._drop_messages > 0 or self._queue.kind.arguments.rejects
 
     @property
     def full_percent(self) -> int | None:
         """How much of the room is taken, in percent; None: the queue always makes room."""
         queue = self._queue
-        arguments, parts = queue.kind.arguments, list[int]()
+        arguments, depth = queue.kind.arguments, queue.depth
+        parts = [100 * depth // self._drop_messages] if self._drop_messages else []
         if arguments.rejects:
             if arguments.messages_max is not None:
-                parts.append(100 * queue.depth // max(arguments.messages_max, 1))
+                parts.append(100 * depth // max(arguments.messages_max, 1))
             if arguments.bytes_max is not None:
                 parts.append(100 * queue.row.all_body_bytes // max(arguments.bytes_max, 1))
         return max(parts, default=None)
@@ -43,11 +52,15 @@ class Capacity:
         if queue.paused or not queue.takers.have_room():  # else these do not stay
             waiting += queue.arrivals.count
             waiting_bytes += queue.arrivals.body_bytes
-        arguments, room = queue.kind.arguments, count
-        if arguments.messages_max is not None:
-            room = min(room, arguments.messages_max - waiting)
-        if arguments.bytes_max is not None:
-            room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
+        room = count
+        if self._drop_messages:
+            room = min(room, self._drop_messages - waiting)
+        arguments = queue.kind.arguments
+        if arguments.rejects:
+            if arguments.messages_max is not None:
+                room = min(room, arguments.messages_max - waiting)
+            if arguments.bytes_max is not None:
+                room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
 
     def surplus(self) -> int:
@@ -60,3 +73,14 @@ class Capacity:
             size = max(front.head.body_bytes if front is not None else 1, 1)
             surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
         return surplus
+
+    def passes_warning(self) -> bool:
+        """Whether more messages are ready than the settings find normal, for the first time since they were
+        less than half of that."""
+        warn, ready = self._warn_messages, len(self._queue.row)
+        if warn and ready > warn and not self._warned:
+            self._warned = True
+            return True
+        if self._warned and ready * 2 < warn:
+            self._warned = False
+        return False

@@ -196,8 +196,6 @@ class QueueKind:
         kind = cls(durable, exclusive, auto_delete, table, QueueArguments.read(arguments))
         if kind.arguments.type == "quorum" and (exclusive or not durable):
             raise _invalid("x-queue-type", "a quorum queue is durable, and not exclusive")
-        if kind.arguments.key_header is not None and not kind.arguments.keyed:
-            raise _invalid("x-key-header", "it needs x-per-key or x-fair beside it")
         return kind
 
     @property

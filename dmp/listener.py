@@ -24,6 +24,7 @@ from dmp.topology_table import TABLES, TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 from shared.tracing import Tap, shown
 
 TRACED_PROPERTIES_BYTES = 4096
@@ -63,6 +64,10 @@ class DmpService:
 
     async def take_settings(self, settings: DmpSettings) -> None:
         self.broker.take_settings(settings)
+        turn = TaskTurn()
+        for queue in list(self.broker.queues.values()):
+            queue.capacity.changed(settings)
+            await turn.item()
 
     async def run(self) -> None:
         """Messages and queues that expire."""

@@ -38,9 +38,7 @@ class Counts:
     cancelled: int = counter("messages_cancelled_total", "Messages taken out by name, by an administrator.")
     gave_up: int = counter("messages_given_up_total", "Messages dead after more tries than x-delivery-limit.")
     too_late_acks: int = counter("acks_too_late_total", "Channels closed by an x-consumer-timeout.")
-    dropped_full: int = counter(
-        "messages_dropped_total", "New messages that a full queue (reject-publish) did not take."
-    )
+    dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")
     too_large_for_feeds: int = counter(
         "messages_too_large_for_feeds_total", "Messages that no feed can carry."
     )
@@ -53,6 +51,7 @@ class Counts:
         "messages_recovered_total", "Messages that the start found in the logs of queues."
     )
     memory_waits: int = counter("memory_waits_total", "Times a publisher was held back for memory_bytes_max.")
+    warned: int = counter("queue_warnings_total", "Times a queue grew beyond queue_warn_messages.")
     logins_refused: int = counter("logins_refused_total", "Wrong names, passwords or places.")
     heartbeats_missed: int = counter("heartbeats_missed_total", "Connections closed for silence.")
     returns_lost: int = counter(

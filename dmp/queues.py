@@ -92,6 +92,9 @@ class QueueContext(Protocol):
     def wall_seconds(self) -> float:
         """The wall clock: Unix seconds."""
 
+    def queue_above_warning(self, queue: Queue) -> None:
+        """More messages are ready than the settings find normal."""
+
 
 @attrs.define(eq=False)
 class Application:
@@ -134,6 +137,7 @@ class Queue(RunQueue):
     kind: QueueKind
     _context: QueueContext
     owner: Application | None = None
+    _limited: bool = True  # by the settings, as all queues that clients declare
     capacity: Capacity = attrs.field(init=False)
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
@@ -169,7 +173,7 @@ class Queue(RunQueue):
             self.ready = Priorities(arguments.priority_max)
         self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
-        self.capacity = Capacity(self)
+        self.capacity = Capacity(self, self._limited)
         self.later = Later(self, self._context)
         self.lives = Lives(self.row, self._context.timers.now, self.arm, self._expired)
         self.lives.define(arguments.ttl_ms)
@@ -178,6 +182,7 @@ class Queue(RunQueue):
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
         self.throttle = None if arguments.rate is None else TokenBucket(arguments.rate)
         self._tries = Tries.asked_for(arguments)
+        self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
 
     def __repr__(self) -> str:
@@ -342,6 +347,8 @@ class Queue(RunQueue):
                 self._context.dead_letter(self, over, "maxlen")
                 if self.lives.some:
                     self.arm()
+        if self.capacity.passes_warning():
+            self._context.queue_above_warning(self)
 
     # -- what is cold
 
@@ -657,6 +664,7 @@ class Queue(RunQueue):
         taken once hold from the next start on. Messages that are there keep their time to live.)"""
         self.kind = kind
         self.adopted = False
+        self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
         self.throttle = None if kind.arguments.rate is None else TokenBucket(kind.arguments.rate)

@@ -116,6 +116,11 @@ class DmpSettings:
     hot_bytes: int = limit(128 * MIB, 0, 1 << 50)
     """Bytes of waiting messages in memory, if durable queues have them on disk. Above it, messages behind a
     queue's front are only on disk, and are read back when they are due."""
+    queue_warn_messages: int = limit(0, 0, 1 << 40)
+    """A queue with more ready messages is logged and counted, and again only after it has halved. 0:
+    never."""
+    queue_drop_messages: int = limit(0, 0, 1 << 40)
+    """Ready messages above which a queue drops new messages and counts them; 0: no limit."""
     eta_header: EtaHeaders = attrs.field(factory=EtaHeaders)
     """Which header of a message says when it is due, an ISO time or Unix seconds, for queues whose clients
     cannot set the argument `x-eta-header`: `PATTERN=HEADER` with commas between, such as `celery*=eta`."""

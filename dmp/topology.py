@@ -282,7 +282,7 @@ class Topology:
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
         check(self._names, _queue_bytes(name, kind), user=user)
-        queue = Queue(name, kind, broker)
+        queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
         self._count_queue(queue, user)
         return queue

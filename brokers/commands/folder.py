@@ -1,13 +1,14 @@
 """Verbs that read or mend data folders without a server: fsck, log, restore."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from brokers.commands.flags import ConfigFile, host_app, host_command
-from brokers.commands.render import CommandResult, Several
+from brokers.commands.render import CommandResult, Several, cell
 from brokers.commands.server import copied
 from brokers.commands.server_address import DataDir, local_folder, require_folder
 from brokers.errors import ExitCode, Failure, copy_errors, folder_errors
@@ -81,6 +82,7 @@ def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = Fals
 
 @command(
     "dump logmq orders",
+    "dump recorded pubsub",
     "dump logmq orders --from 1048576 --json | jq -r .payload",
 )
 def dump(
@@ -89,25 +91,50 @@ def dump(
     *,
     start: Annotated[int, Parameter(name="--from", help="First offset.", show_default=False)] = 0,
     stop: Annotated[int | None, Parameter(name="--to", help="Offset to stop before.")] = None,
+    raw: Annotated[bool, flag("The records' bytes as they are, not taken apart.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> Iterator[Any]:
     """Print a log's records.
 
-    Each with its offset, a time it is no later than, and its bytes. What those of
-    recordings, queues and sessions say, `brokers pipeline sql` shows. Exit code 1: a
-    part of the log is damaged, or in the bucket only (a row says where, and the
-    rest follows).
+    A topic's, each with its offset, a time it is no later than, and its payload;
+    those of other logs as what they say, a row a message or an event, where the
+    protocol has a table of them. What could not be read is in the row's fault.
+    Exit code 1: a part of the log is damaged, or in the bucket only (a row says
+    where, and the rest follows).
     """
     from shared.storage.tools.logs import DamagedRow, log_dump
 
+    decode = None if raw else _decoder(namespace, name)
+    records = log_dump(require_folder(local_folder(data_dir, config)), namespace, name, start, stop)
     damaged = 0
-    for row in log_dump(require_folder(local_folder(data_dir, config)), namespace, name, start, stop):
+    rows: Iterator[Any] = records if decode is None else decode(records)
+    for row in rows:
         damaged += isinstance(row, DamagedRow)
-        yield row
+        yield _said(row) if isinstance(row, Mapping) and not json else row
     if damaged:
         raise Failure(f"{damaged} ranges of {namespace}/{name} cannot be read here")
+
+
+def _decoder(namespace: str, name: str) -> Any:
+    from brokers.commands.dumping import decoder
+
+    try:
+        return decoder(namespace, name)
+    except ImportError as error:
+        print(
+            f"brokers: records are shown as bytes: {error} (`pip install 'brokers[spark]'` brings it)",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row like a line of the server's log: where and when, then all values by name."""
+    first = {name: row.get(name) for name in ("offset", "time")}
+    values = {name: value for name, value in row.items() if value is not None and name not in first}
+    return {**first, **{name: f"{name}={cell(value)}" for name, value in values.items()}}
 
 
 @host_command(

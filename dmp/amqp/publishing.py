@@ -208,7 +208,9 @@ class Publishing:
         if user is not None and user != self._mux.owner.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         template.queues = broker.route(content.exchange, head)
-        template.rejecting = [queue for queue in template.queues if queue.capacity.capped]
+        template.rejecting = [
+            queue for queue in template.queues if queue.capacity.capped and queue.kind.arguments.rejects
+        ]
         template.generation = broker.generation
         template.run_max = max(1, _RUN_MAX // (len(template.queues) or 1))
 

@@ -48,6 +48,12 @@ async def test_a_reply_reaches_the_channel_that_asked_and_no_other() -> None:
     assert other.frames() == []
 
 
+async def test_the_settings_limits_of_queues_are_for_those_that_clients_declare() -> None:
+    world, _, _, to = await pair(DmpSettings(queue_drop_messages=1))
+    assert world.broker.queues[b"work"].capacity.capped
+    assert not world.broker.reply_queues[to.encode()].capacity.capped
+
+
 async def test_requests_at_speed_name_the_same_place_as_the_first() -> None:
     _, requester, server, to = await pair()
     requester.publish("", "work", b"a", b"b", b"c", properties=asking())

@@ -12,6 +12,7 @@ from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.properties import NO_PROPERTIES
 from dmp.queues import Queue
 from dmp.refusals import Refusal
+from dmp.settings import DmpSettings
 from shared.queues.runs import Run
 from shared.storage.log import Ticket
 from tests.dmp.amqp_peer import Peer
@@ -55,6 +56,14 @@ async def test_the_oldest_go_where_a_queue_is_full(world: World) -> None:
     world.publish(b"", b"q", b"1", b"2", b"3")
     assert ready(queue) == [b"2", b"3"]
     assert world.broker.counts.overflowed == 1
+
+
+async def test_the_newest_go_where_the_settings_say_drop() -> None:
+    world = await World.open(DmpSettings(queue_drop_messages=2, queue_warn_messages=1))
+    queue = world.queue()
+    world.publish(b"", b"q", b"1", b"2", b"3")
+    assert ready(queue) == [b"1", b"2"]
+    assert (world.broker.counts.dropped_full, world.broker.counts.warned) == (1, 1)
 
 
 async def test_a_queue_is_given_other_arguments_and_its_declarations_go_on(world: World) -> None:

@@ -78,10 +78,7 @@ def test_of_values_no_more_bytes_are_taken_than_asked_for(parts: list[list[bytes
 
 
 def described(parts: list[list[bytes]]) -> list[tuple[list[int], list[int]]]:
-    """Parts' lengths and counts: as they are, each record a part, and all in one part.
-
-    Many records in few parts are found one after the other, others a part's next record at a time.
-    """
+    """Parts' lengths and counts: as they are, each record a part, and all in one part."""
     entries = laid(parts).entries
     records = [format.LENGTH_BYTES + len(payload) for payloads in parts for payload in payloads]
     return [
@@ -92,7 +89,7 @@ def described(parts: list[list[bytes]]) -> list[tuple[list[int], list[int]]]:
 
 
 @given(PARTS, st.sampled_from([1, 40]))
-def test_every_way_of_finding_the_starts_finds_the_same(parts: list[list[bytes]], times: int) -> None:
+def test_the_starts_of_all_records_are_found(parts: list[list[bytes]], times: int) -> None:
     data = laid(parts * times).data
     for lengths, counts in described(parts * times):
         assert framing.starts(data, lengths, counts).tolist() == bounds(parts * times)

@@ -2,8 +2,8 @@
 
 A snapshot says of which parts each log consists, and parts have index entries inside. So a look costs the
 manifest and a snapshot, a place in a log the entries of a few parts, and a chunk of records one request for a
-range. What came since the newest snapshot is not read. An instant is read from the first snapshot behind
-it, whose logs are cut there.
+range. What came since the newest snapshot is read from the journal's objects (`shipped_tail`). An instant is
+read from the first snapshot behind it, whose logs are cut there.
 """
 
 import time
@@ -18,7 +18,8 @@ import attrs
 from brokers.pipeline.source.folder import RangeReader
 from brokers.pipeline.source.options import SourceOptions, TopicChoice
 from brokers.pipeline.source.ranges import LogRange, RecordChunk
-from brokers.pipeline.source.reader import LossPolicy, SourceReader, warn
+from brokers.pipeline.source.reader import LossPolicy, SourceReader
+from brokers.pipeline.source.shipped_tail import ShippedTail
 from shared.errors import ConfigError
 from shared.storage.catalog import LogLine
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
@@ -45,13 +46,15 @@ class _Look:
     snapshot: "Snapshot"
     key: str
     at: float
+    tail: ShippedTail | None
+    """None where a snapshot behind the instant has all."""
 
 
 _LOOKS: dict[tuple[str, int | None], _Look] = {}
 
 
 class ShippedReader(SourceReader):
-    """A bucket, as of its newest snapshot or of `endingInstant`.
+    """A bucket, as of now or of `endingInstant`.
 
     Raises ConfigError for settings that do not fit, and BucketError for a bucket that does not answer.
     """
@@ -61,8 +64,11 @@ class ShippedReader(SourceReader):
         self.namespace = options.namespace
         self._bucket = _bucket(source, options)
         at = options.instant
-        self._snapshot = self._look(None if at is None else at.value)
-        self._lines: Mapping[int, LogLine] = {line.id: line for line in self._snapshot.catalog.logs}
+        look = self._look(None if at is None else at.value)
+        self._snapshot = look.snapshot
+        self._unread_tail = look.tail
+        self._ends = {line.id: max(line.first, line.end) for line in self._snapshot.catalog.logs}
+        self._read_tail: ShippedTail | None = None
         self._entries: dict[tuple[str, int], Sequence[IndexEntry]] = {}
 
     def close(self) -> None:
@@ -70,25 +76,38 @@ class ShippedReader(SourceReader):
 
     # -- which logs
 
-    def _look(self, instant_ms: int | None) -> "Snapshot":
+    @property
+    def _tail(self) -> ShippedTail | None:
+        """What came since the snapshot: asked for once, and only by who needs it."""
+        tail, self._unread_tail = self._unread_tail, None
+        if tail is not None:
+            tail.advance()
+            self._read_tail = tail
+        return self._read_tail
+
+    @property
+    def _lines(self) -> Mapping[int, LogLine]:
+        tail = self._tail
+        return {line.id: line for line in self._snapshot.catalog.logs} if tail is None else tail.lines
+
+    def _look(self, instant_ms: int | None) -> _Look:
         from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_snapshot
 
         where, now = (self.source, instant_ms), time.monotonic()
         before = _LOOKS.get(where)
         if before is not None and now - before.at < LOOK_SECONDS:
-            return before.snapshot
+            return before
         manifest = unpack_manifest(self._ask(partial(self._bucket.get, MANIFEST_KEY))[0])
         if not manifest.snapshots:
             raise ConfigError("path", f"{self.source} has no snapshot yet: the server's next fold makes one")
         lines = sorted(manifest.snapshots, key=lambda line: line.lsn)
         late = [line for line in lines if instant_ms is not None and line.time_ms >= instant_ms]
-        if instant_ms is not None and not late:
-            warn(f"{self.source} has no snapshot behind that instant yet: what came since is left out")
         key = (late or lines[-1:])[0].key
         if before is None or before.key != key:
-            before = _Look(unpack_snapshot(self._ask(partial(self._bucket.get, key))[0], key), key, now)
+            snapshot = unpack_snapshot(self._ask(partial(self._bucket.get, key))[0], key)
+            before = _Look(snapshot, key, now, None if late else ShippedTail(self._bucket, snapshot))
         _LOOKS[where] = attrs.evolve(before, at=now)
-        return before.snapshot
+        return before
 
     def _ask(self, work: Callable[[], Awaitable[Any]]) -> Any:
         import trio
@@ -141,9 +160,20 @@ class ShippedReader(SourceReader):
             for entry in self._entries_of(key, section):
                 if entry.last_ms >= unix_ms:
                     return min(max(entry.offset, log.start), log.stop)
+        for entry in self._tail_entries(log):
+            if entry.last_ms >= unix_ms:
+                return min(max(entry.offset, log.start), log.stop)
         return None
 
+    def _tail_entries(self, log: LogRange) -> Iterator[IndexEntry]:
+        """The entries of what came since the snapshot, where the range goes so far."""
+        if log.stop > self._ends.get(log.log_id, 0) and (tail := self._tail) is not None:
+            yield from (each.entry for each in tail.entries(log.log_id))
+
     def entry_at(self, log: LogRange, offset: int) -> IndexEntry | None:
+        tail = self._tail if offset >= self._ends.get(log.log_id, 0) else None
+        if tail is not None and (found := tail.entry_at(log.log_id, offset)) is not None:
+            return found
         sections = self._sections(log.log_id)
         number = bisect_right(sections, offset, key=lambda each: each[1].first) - 1
         if number < 0:
@@ -158,6 +188,9 @@ class ShippedReader(SourceReader):
                 for entry in self._entries_of(key, section):
                     if entry.end > start and entry.offset < log.stop:
                         yield entry
+        for entry in self._tail_entries(log):
+            if entry.end > start and entry.offset < log.stop:
+                yield entry
 
     # -- reading
 
@@ -186,7 +219,10 @@ class ShippedReader(SourceReader):
                 try:
                     data += self._ask(partial(self._bucket.get_range, key, place, length))
                 except Missing:
-                    break
+                    return data
+        at = start + len(data)
+        if len(data) < size and at >= self._ends.get(log_id, 0) and (tail := self._tail) is not None:
+            data += tail.read(log_id, at, size - len(data))
         return data
 
 
