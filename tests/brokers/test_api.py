@@ -40,6 +40,7 @@ def test_the_overview_says_how_it_is_and_what_it_did(served: Api) -> None:
     found = served.get("overview")
     assert found["state"] == "ready"
     assert {each["protocol"] for each in found["protocols"]} >= {"dms", "logmq"}
+    assert found["resident_bytes"] > 10 << 20
     assert found["store"]["free_bytes"] > 0
     assert 0 < found["store"]["sync_seconds_median"] <= found["store"]["sync_seconds_p99"]
     assert found["budget"][0]["account"] == "process"

@@ -199,3 +199,27 @@ def test_who_waits_for_whom_is_there_and_can_be_asked(compose: Mapping[str, Any]
 def test_it_is_given_longer_to_stop_than_a_drain_takes(service: Mapping[str, Any]) -> None:
     config = load([], file=None, environ={})
     assert float(service["stop_grace_period"].removesuffix("s")) > config.serve.drain_seconds
+
+
+def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -> None:
+    services = compose["services"]
+    assert services["brokers"]["volumes"] == ["data:/data", "bucket:/bucket"]
+    assert services["follower"]["volumes"] == ["follower:/data", "bucket:/bucket"]
+    assert services["follower"]["command"][1] == "file:///bucket"
+    assert re.search(r"-o brokers -g brokers .*/bucket\b", dockerfile(services["brokers"]))
+    folder = services["archive"]["command"][2]
+    for name in ("archive", "spark-worker"):  # whoever writes it has to have it at the same place
+        assert services[name]["volumes"] == [f"archive:{folder}", "cluster:/cluster:ro"]
+    assert services["spark-master"]["volumes"] == ["cluster:/cluster"]  # who makes the secret there
+    assert set(compose["volumes"]) == {"data", "follower", "bucket", "archive", "cluster"}
+    for name, made in (("brokers", "/data"), ("spark-master", folder), ("spark-master", "/cluster")):
+        assert re.search(rf"-o brokers -g brokers .*{made}\b", dockerfile(services[name]))
+        assert re.search(rf"^VOLUME .*{made}\b", dockerfile(services[name]), re.M)
+
+
+def test_without_a_profile_there_is_the_broker_alone(compose: Mapping[str, Any]) -> None:
+    assert [name for name, one in compose["services"].items() if "profiles" not in one] == ["brokers"]
+    assert {name for one in compose["services"].values() for name in one.get("profiles", ())} == {
+        "spark",
+        "ship",
+    }

@@ -28,6 +28,9 @@ MADE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+OPTIONS = {"max_deliveries", "x-max-length"}
+
+
 @pytest.mark.parametrize(("kind", "body"), MADE)
 def test_a_dry_run_makes_nothing_and_the_same_request_makes_it(
     served: Api, kind: str, body: dict[str, Any]
@@ -36,6 +39,9 @@ def test_a_dry_run_makes_nothing_and_the_same_request_makes_it(
     assert body["name"] not in names(served, kind)
     served.post(kind, body)
     assert body["name"] in names(served, kind)
+    if kind == "queues":
+        settings = served.get(f"queues/{body['protocol']}/{body['name']}")["settings"]
+        assert settings.items() >= {key: body[key] for key in body.keys() & OPTIONS}.items()
 
 
 @pytest.mark.parametrize(

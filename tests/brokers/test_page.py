@@ -197,6 +197,8 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
     visit = visits(own=True)
     visit.page.clock.install()
     visit.go("/")
+    tiles = [tile.split()[0] for tile in visit.page.locator(".tiles div").all_inner_texts()]
+    assert {"Memory", "Held"} <= set(tiles)
     line = visit.page.locator("[data-line=messages_in] path[data-owner=logmq]")
     before = line.get_attribute("d")
     assert before is not None

@@ -456,7 +456,7 @@ def test_jobs_are_shown_moved_and_purged(world: World) -> None:
     peer = with_queue(world)
     peer.create("other")
     peer.produce("orders", b"plain")
-    peer.produce_with("orders", b"ready", headers={"a": "b"})
+    peer.produce_with("orders", b"ready", headers={"a": "b"}, dedup="d")
     peer.produce_with("orders", b"waits", delay_ms=60_000, key="k")
     (row,) = world.call("queues", queue="orders")
     assert (row["ready"], row["delayed"], row["held"]) == (2, 1, 0)
@@ -467,6 +467,7 @@ def test_jobs_are_shown_moved_and_purged(world: World) -> None:
     discarded = world.call("discard", queue="orders", position=shown["waits"]["position"])
     assert discarded == {"discarded": 1}
     assert world.call("move", queue="orders", to="other") == {"moved": 2, "left": 0}
+    peer.produce_with("other", b"again", dedup="d")  # which came along
     peer.produce_with("orders", b"waits", delay_ms=60_000)
     peer.produce_with("orders", b"ready")
     peer.produce("orders", b"plain")
