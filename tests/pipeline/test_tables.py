@@ -135,6 +135,7 @@ def test_a_table_that_nobody_has_is_said() -> None:
     [
         ({"namespace": "dms"}, "which logs"),
         ({"Subscribe": "x"}, "which logs"),
+        ({"maxValueBytes": "7"}, "whole"),
         ({"table": ""}, "say which"),
     ],
 )

@@ -92,6 +92,7 @@ _TABLE = "table"
 _WHICH = f"which logs are read, option {_TABLE} says"
 _NOT_OF_TABLES = {
     **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
+    "maxvaluebytes": "records are decoded whole",
 }
 
 
@@ -204,7 +205,7 @@ def shares(
     options: SourceOptions, planned: Sequence[LogRange], columns: Sequence[str]
 ) -> list[InputPartition]:
     """Divide ranges into tasks. The value of each is the ranges that it reads."""
-    sparing = not options.servers and are_in_index(columns)
+    sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = ranges.SPLIT_BYTES_SPARING if sparing else ranges.SPLIT_BYTES
     with open_readers(options) as readers:
 

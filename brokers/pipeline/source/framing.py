@@ -38,13 +38,17 @@ def are_in_index(columns: Sequence[str]) -> bool:
     return set(columns) <= set(IN_INDEX)
 
 
-def starts(chunk: Buffer, count: int) -> Starts:
-    """Find where the records of a chunk begin, which has so many whole ones. Raises NotRecords if not."""
+def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
+    """Find where the records of a chunk begin.
+
+    The chunk has parts (index entries) of these `lengths`, with `counts` whole records each. Raises
+    NotRecords if it has not.
+    """
     found = _equal_sized(chunk)
     if found is None:
-        found = _walked(chunk)
-    if len(found) != count + 1 or found[-1] != len(chunk):
-        raise NotRecords(f"{len(chunk)} bytes are not {count} whole records")
+        found = _stepped(chunk, lengths, counts)
+    if len(found) != sum(counts) + 1 or found[-1] != len(chunk):
+        raise NotRecords(f"{len(chunk)} bytes are not {sum(counts)} whole records")
     return found
 
 
@@ -61,14 +65,31 @@ def _equal_sized(chunk: Buffer) -> Starts | None:
     return np.arange(0, len(chunk) + 1, size, dtype=np.int32)
 
 
-def _walked(chunk: Buffer) -> Starts:
-    """Find the starts of one record after the other: 0.1 us each."""
-    found = [0]
-    add, position, stop = found.append, 0, len(chunk) - LENGTH_BYTES
-    while position <= stop:
-        position += LENGTH_BYTES + length_at(chunk, position)[0]
-        add(position)
-    return np.array(found, np.int64).astype(np.int32, casting="unsafe")
+def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
+    """Find the starts in all parts at once, one record of each at a time.
+
+    8 MiB of records of about 100 bytes in parts of 64 KiB take 2.7 ms, and 29 ms one after the other.
+    """
+    number = np.array(counts, np.int64)
+    begins = np.cumsum(np.array([0, *lengths], np.int64))
+    first = np.cumsum(number) - number
+    longest = np.argsort(-number, kind="stable")  # parts that are not at their end yet come first
+    at, row = begins[:-1][longest], first[longest]
+    going = np.searchsorted(-number[longest], -np.arange(number.max(initial=0)), side="left")
+    field = np.ndarray((max(len(chunk) - LENGTH_BYTES + 1, 0),), ">u4", chunk, strides=(1,))
+    found = np.empty(int(number.sum()) + 1, np.int64)
+    try:
+        for step, parts in enumerate(going.tolist()):
+            here = at[:parts]
+            found[row[:parts] + step] = here
+            here += field[here]
+            here += LENGTH_BYTES
+    except IndexError:  # a length leads out of the chunk
+        at[:] = -1
+    if not (at == begins[1:][longest]).all():
+        raise NotRecords(f"{len(chunk)} bytes are not {len(found) - 1} whole records")
+    found[-1] = len(chunk)
+    return found.astype(np.int32)
 
 
 def payloads(chunk: Buffer, begins: Starts, most: int | None = None) -> pa.BinaryArray:
@@ -110,7 +131,7 @@ def rows(
     if whole and are_in_index(columns):  # the columns do not need the records' places
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
-        begins = starts(chunk.data, sum(counts))
+        begins = starts(chunk.data, [entry.length for entry in chunk.entries], counts)
     if not whole:
         first, last = np.searchsorted(begins, [low, high])
         edges = np.clip(np.cumsum([0, *counts]), first, last)
