@@ -16,9 +16,8 @@ class Layout:
     """A frame of `frame_bytes` in which a datagram arrives.
 
     `parts`: (offset, size) of where its bytes go, in order. `sender`: the same for its sender's address as
-    text (`127.0.0.1:51234`, `[::1]:51234`), cut if too long; it begins the frame, or is behind all parts. All
-    other bytes are NUL, also those of a part that a short datagram does not fill. A datagram longer than all
-    parts is cut.
+    text (`127.0.0.1:51234`, `[::1]:51234`), cut if too long. All other bytes are NUL, also those of a part
+    that a short datagram does not fill. A datagram longer than all parts is cut.
     """
 
     frame_bytes: int

@@ -22,12 +22,9 @@ class Slots:
         self._count = count
         self._read_bytes = sum(size for _, size in layout.parts) + 1  # one more tells that it was cut
         self._sender_at, self._sender_bytes = layout.sender
-        first = layout.parts[0][0]
-        self._is_sender_first = self._sender_at < first
-        end = layout.frame_bytes if self._is_sender_first else self._sender_at
-        ends = [*(offset for offset, _ in layout.parts[1:]), end]
+        ends = [*(offset for offset, _ in layout.parts[1:]), layout.frame_bytes]
         self._parts = [(size, end - offset) for (offset, size), end in zip(layout.parts, ends, strict=True)]
-        self._sender_room = (first if self._is_sender_first else layout.frame_bytes) - self._sender_at
+        self._head_bytes = layout.parts[0][0]
         self._senders: dict[tuple[str, int], tuple[str, bytes]] = {}
 
     def receive(
@@ -39,22 +36,18 @@ class Slots:
         """
         count, pieces, lengths = 0, list[bytes](), list[int]()
         recvfrom, size, senders, parts = sock.recvfrom, self._read_bytes, self._senders, self._parts
-        is_sender_first = self._is_sender_first
         try:
             while count < self._count:
                 data, address = recvfrom(size)
                 count += 1
-                host, sender = senders.get(address) or self._sender(address)
+                host, head = senders.get(address) or self._sender(address)
                 if allowed is not None and not allowed(host):
                     continue
-                if is_sender_first:
-                    pieces.append(sender)
+                pieces.append(head)
                 at = 0
                 for taken, room in parts:
                     pieces.append(data[at : at + taken].ljust(room, b"\0"))
                     at += taken
-                if not is_sender_first:
-                    pieces.append(sender)
                 lengths.append(len(data))
         except BlockingIOError:
             if not count:
@@ -62,10 +55,11 @@ class Slots:
         return count, b"".join(pieces), lengths
 
     def _sender(self, address: tuple[str, int]) -> tuple[str, bytes]:
-        """The sender's host, and its address as the frame has it."""
+        """The sender's host, and the frame's head: its address as text."""
         if len(self._senders) >= SENDERS_MAX:
             self._senders.clear()
         host = address[0]
         text = format_address(host, address[1]).encode()[: self._sender_bytes]
-        found = self._senders[address] = host, text.ljust(self._sender_room, b"\0")
+        head = bytes(self._sender_at) + text
+        found = self._senders[address] = host, head.ljust(self._head_bytes, b"\0")
         return found
