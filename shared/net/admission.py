@@ -10,7 +10,7 @@ from shared.process_limits import connections_within, raise_file_limit
 CONNECTION_BYTES = 4 << 10
 """Memory of an idle connection with its session."""
 TLS_BYTES = 64 << 10
-"""Additional memory of a connection with TLS: OpenSSL's state, and buffers for a record each way."""
+"""Additional memory of a connection with TLS: a task, OpenSSL's state, and buffers for a record each way."""
 _TELL_EVERY = 16
 
 

@@ -24,6 +24,15 @@ class Layout:
     parts: tuple[tuple[int, int], ...]
     sender: tuple[int, int]
 
+    def unfilled(self, length: int) -> list[tuple[int, int]]:
+        """The (start, stop) ranges of the frame's parts that a datagram of `length` bytes does not fill."""
+        beyond = []
+        for offset, size in self.parts:
+            if length < size:
+                beyond.append((offset + max(length, 0), offset + size))
+            length -= size
+        return beyond
+
 
 Frames = tuple[bytes, Sequence[int]]
 """Whole frames, and the lengths of the datagrams in them."""

@@ -22,6 +22,7 @@ _SYNCFS_TELLS_SINCE = (5, 17)
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+recvmmsg: Callable[..., int] = _LIBC.recvmmsg
 _syncfs: Callable[..., int] = _LIBC.syncfs
 _sync_file_range: Callable[..., int] = _LIBC.sync_file_range
 # musl has no fallocate64; glibc's fallocate takes a 32-bit off_t on 32-bit machines, fallocate64 never does.
