@@ -2,7 +2,8 @@
 
 A protocol that forwards what it receives in fixed-size frames says where in a frame a datagram's bytes go
 (`datagram_sink.Layout`). The kernel puts them there (scatter input), and `recvmmsg` receives many at once.
-Python's work is per batch: 128 datagrams that wait take 0.6 us each so, and 4.2 one by one.
+Python's work is per batch. One by one, intake to one subscriber falls from 540,000 datagrams
+a second to 313,000 (`blast pubsub --conns 1 --consumers 1 --size 100 --loss-ok`, three rounds in turns).
 """
 
 import ctypes
