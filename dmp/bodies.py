@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 BODIES = "dmp-bodies"  # where their logs stand
 PART_BYTES = 256 << 10  # so much is gathered before it is written
+UNWRITTEN_BYTES_MAX = 16 << 20
+"""The bound of large bodies in memory, all together. A commit of so much keeps a disk busy while the next one
+gathers."""
 BODY_BYTES = 2700  # memory of a large body, measured: mostly its log
 NAME_BYTES = 18
 REFERENCE_BYTES = 8 + NAME_BYTES
@@ -103,6 +107,7 @@ class Arriving:
         if offset != self._end:
             raise StoreError("what came before could not be written")
         self._end = self._log.end
+        self._bodies.appended(len(part), self._ticket)
 
     def finish(self) -> bytes:
         """All of it has come. Returns its reference, which the publisher holds until it calls `let_go`."""
@@ -133,6 +138,8 @@ class Bodies:
     _bodies: dict[bytes, Body] = attrs.Factory(dict)
     _left: dict[Body, None] = attrs.Factory(dict)  # no queue, or nobody at all, refers to these any more
     _removed: list[Log] = attrs.Factory(list)  # to be deleted
+    _unwritten_bytes: int = 0
+    _waiting: list[Callable[[], None]] = attrs.Factory(list)
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -152,6 +159,27 @@ class Bodies:
         """Give back the memory of a body that has begun and will not be finished."""
         self.begun_bytes -= length
         self._memory.give(BODY_BYTES)
+
+    def appended(self, size: int, ticket: Ticket) -> None:
+        """Count bytes that stay in memory until the ticket is done."""
+        self._unwritten_bytes += size
+        ticket.when_done(partial(self._written, size))
+
+    def _written(self, size: int, _: Ticket) -> None:
+        self._unwritten_bytes -= size
+        if self._waiting and self._unwritten_bytes * 2 <= UNWRITTEN_BYTES_MAX:
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much waits for the disk that input of large bodies is held back."""
+        return self._unwritten_bytes > UNWRITTEN_BYTES_MAX
+
+    def when_caught_up(self, callback: Callable[[], None]) -> None:
+        """Call it once, when `behind` is over. Only while it is true."""
+        self._waiting.append(callback)
 
     def new_log(self, persistent: bool) -> Log:
         """Raises StoreError."""

@@ -8,13 +8,16 @@ from shared.net.stops import STOP_WORDS, Stop
 
 STOP_MEMORY = Stop.FIRST_OWN
 """Queues hold as much as they may."""
-STOP_READY = Stop.FIRST_OWN << 1
+STOP_BODIES = Stop.FIRST_OWN << 1
+"""Large bodies come faster than the disk takes them."""
+STOP_READY = Stop.FIRST_OWN << 2
 """What is asked for is being read from a queue's log, or waits for the disk."""
-STOP_WORK = Stop.FIRST_OWN << 2
+STOP_WORK = Stop.FIRST_OWN << 3
 """Very many messages are being settled, in turns: the input behind them finds all of them settled."""
 
 OWN_STOP_WORDS = STOP_WORDS | {
     STOP_MEMORY: "memory for messages",
+    STOP_BODIES: "the disk to take large bodies",
     STOP_READY: "its queues",
     STOP_WORK: "its acknowledgements",
 }

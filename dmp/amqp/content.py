@@ -17,6 +17,7 @@ from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part
 from dmp.data_types import short
 from dmp.exchanges import REPLY_TO
 from dmp.message import Head
+from dmp.pacing import STOP_BODIES, stop_until
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import operations
 from dmp.refusals import Code, Refusal, said_of
@@ -66,8 +67,14 @@ class Incoming:
         return arriving
 
     def large_progressed(self) -> None:
-        """A large body has begun, or came nearer its end: until it does, it holds what others might have."""
-        self.session.deadline(LARGE, self.session.connection.now + self.settings.frame_seconds)
+        """A large body has begun, or came nearer its end: until it does, it holds what others might have.
+
+        It comes no faster than the disk writes it.
+        """
+        session, bodies = self.session, self.bodies
+        session.deadline(LARGE, session.connection.now + self.settings.frame_seconds)
+        if bodies.behind and not session.stopped & STOP_BODIES:
+            stop_until(session, STOP_BODIES, bodies.when_caught_up)
 
     def _check(self, begun: int, bytes_max: int) -> None:
         if begun > 2 * bytes_max:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from dmp import bodies as dmp_bodies
 from dmp.amqp.transactions import PUBLISH_BYTES
 from dmp.amqp.wire import Direct, encode
 from dmp.memory import LEAST_BYTES
@@ -226,8 +227,13 @@ async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until
     assert world.broker.memory.total_bytes == budget.account("messages").used_bytes == 0
 
 
-async def test_who_has_gone_while_he_waited_is_kept_by_nobody(world: World) -> None:
+@pytest.mark.parametrize("waits_for", ["messages that come back", "the disk"])
+async def test_who_has_gone_while_he_waited_is_kept_by_nobody(
+    waits_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World.open(DmpSettings(message_bytes_max=100))
     world.queue(b"served").await_returns()
+    monkeypatch.setattr(dmp_bodies, "UNWRITTEN_BYTES_MAX", -1)
 
     def connections() -> int:
         gc.collect()
@@ -236,7 +242,10 @@ async def test_who_has_gone_while_he_waited_is_kept_by_nobody(world: World) -> N
     before = connections()
     for _ in range(3):
         peer = Peer(world).login()
-        peer.method(C.Basic.Get(0, "served"))
+        if waits_for == "messages that come back":
+            peer.method(C.Basic.Get(0, "served"))
+        else:
+            peer.send(publish("", "served", bytes(150), part=50)[:-20])
         assert not peer.connection.reading
         peer.lose()
     del peer
