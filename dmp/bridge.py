@@ -109,6 +109,9 @@ class _Taking:
                     self._held.add(ids, self._queue, run)
             self._put(run.head, bodies, range(first, self._given))
 
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        self._put(head, bodies, ())
+
     def cancelled(self) -> None:
         self._failed = True
         self._context.wake()

@@ -77,6 +77,10 @@ class Feed:
         self.delivered += sum([len(run) for run in runs])
         self._push(b"".join([_envelope(run.head).join((b"", *run.bodies)) for run in runs]))
 
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        self.delivered += len(bodies)
+        self._push(_envelope(head).join((b"", *bodies)))
+
     def deliver_whole(self, chunk: bytes | memoryview, count: int) -> None:
         self.delivered += count
         self._push(chunk)

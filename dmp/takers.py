@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
+from dmp.message import Head
 from dmp.row import Row
 from shared.queues.runs import Run
 
@@ -23,8 +24,8 @@ _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
 class Taker(Protocol):
     """A consumer of a channel, or a feed.
 
-    `deliver` must not call back into the queue. An error that any of these raises is a bug of the taker's
-    connection and ends that: the queue dispatches on somebody else's time.
+    `deliver` and `deliver_run` must not call back into the queue. An error that any of these raises is a bug
+    of the taker's connection and ends that: the queue dispatches on somebody else's time.
     """
 
     no_ack: bool
@@ -40,6 +41,9 @@ class Taker(Protocol):
 
     def deliver(self, runs: list[Run]) -> None:
         """Get messages, at most as many as there is room for."""
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        """Get a run of messages that was never queued; only where `no_ack`."""
 
     def cancelled(self) -> None:
         """The queue is gone."""

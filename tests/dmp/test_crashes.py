@@ -69,7 +69,7 @@ async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
     assert other.names() == ["Basic.Ack"]
 
 
-@pytest.mark.parametrize("name", ["room", "deliver", "deliver_whole"])
+@pytest.mark.parametrize("name", ["room", "deliver_run", "deliver_whole"])
 async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str
 ) -> None:
@@ -78,13 +78,13 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     leases = [application.feed_lease(queue.name) for queue in queues]
     monkeypatch.setattr(Feed, name, failing_once(getattr(Feed, name)))
     one, other = (application.open(lease) for lease in leases)
-    if name == "deliver":
+    if name == "deliver_run":
         world.publish(b"amq.topic", b"k", b"x")
     sink = application.sink(b"amq.topic")
     assert sink.say(packed(b"y")) == b""
     assert crashed == [one.connection]
     one.close()
-    expected = [b"x", b"y"] if name == "deliver" else [b"y"]
+    expected = [b"x", b"y"] if name == "deliver_run" else [b"y"]
     assert feed_bodies(other.read + other.connection.taken()) == expected
     assert not sink.connection.finished
 

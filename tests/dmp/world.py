@@ -1,6 +1,7 @@
 """A broker on a store in memory, and takers that a test looks into."""
 
 import errno
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -189,6 +190,11 @@ class Taker:
         self.count -= len(messages)
         self.messages += messages
         self.bodies += [message.bodies[0] for message in messages]
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        assert self.no_ack
+        self.count -= len(bodies)
+        self.bodies += bodies
 
     def cancelled(self) -> None:
         self.ended = True
