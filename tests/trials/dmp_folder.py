@@ -17,7 +17,7 @@ from pamqp.header import ContentHeader
 from dmp.amqp.wire import encode
 from tests.support.server import until
 from tests.trials.dmp_judge import judge
-from tests.trials.dmp_ledger import KEYED, QUEUES, DmpBook
+from tests.trials.dmp_ledger import KEYED, LATER, QUEUES, DmpBook
 from tests.trials.dmp_load import DELAYS_MS, LATE_SECONDS, Asking, DmpLoad
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 
@@ -77,9 +77,11 @@ def look(address: tuple[str, int], *, give_back: bool) -> Shown:
         shown = {name: tuple(drain(asking, name, depths[name])) for name in KEYED if name in depths}
     with Asking(address) as asking:
         depths |= dict.fromkeys(shown, 0)
-        shown |= {
-            name: tuple(take(asking, name, depth)) for name, depth in depths.items() if name not in KEYED
-        }
+        for name in [name for name in depths if name not in KEYED]:
+            shown[name] = tuple(take(asking, name, depths[name]))
+        if LATER in depths:
+            shown[LATER] += tuple(take_rest(asking, LATER))
+            depths[LATER] = len(shown[LATER])
         if give_back:
             asking.send(encode(commands.Basic.Nack(0, True, True), 1))
             _await_depths(asking, depths)
@@ -114,6 +116,21 @@ def take(asking: Asking, name: str, depth: int) -> list[bytes]:
         if got is None:
             raise ValueError(f"{name}: of {depth} messages {len(bodies)} came")
         bodies.append(got[0])
+    return bodies
+
+
+def take_rest(asking: Asking, name: str) -> list[bytes]:
+    """The bodies of what is due and does not count as ready: where memory is scarce it is on the disk until
+    what is ready has gone. These, too, are back once the connection ends."""
+    bodies: list[bytes] = []
+    give_up = time.monotonic() + LATE_SECONDS
+    while time.monotonic() < give_up:
+        asking.send(encode(commands.Basic.Get(0, name, False), 1))
+        if (got := _got(asking)) is None:
+            time.sleep(LATE_SECONDS / 10)
+            continue
+        bodies.append(got[0])
+        give_up = time.monotonic() + LATE_SECONDS
     return bodies
 
 

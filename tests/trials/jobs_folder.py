@@ -161,7 +161,7 @@ def _settle(book: JobsBook, shown: Shown) -> None:
         if body in there:
             job.ack, job.cancels = None, []
             job.answered, job.refused, job.deliveries = job.answered or 0.0, "", TRIES
-        elif job.queue == "jobs-tries" and not job.settled_by:
+        elif job.queue == "jobs-tries" and not any(asked.acknowledged for asked in job.settled_by):
             job.answered = None  # it may be on its way to the dead
         else:
             del book.jobs[body]

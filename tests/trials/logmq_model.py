@@ -120,6 +120,8 @@ class Model:
         self.lost: list[Message] = []
         """Acknowledged messages that a power cut was allowed to take."""
         self._safe: dict[str, float] = {}
+        self._doubted_last = -1
+        """When the last answer came after which a request was done or not."""
 
     def topic(self, name: str) -> Topic:
         """Its mode is told by how its name begins."""
@@ -188,6 +190,7 @@ class Model:
     def doubted(self, request: Message | Deletion | Commitment) -> None:
         """An answer after which it was done or not."""
         self.forgotten([request])
+        self._doubted_last = self._world.tick()
         if isinstance(request, Message):
             request.doubtful = True
 
@@ -372,6 +375,7 @@ class Model:
                 and message.payload not in found
                 and message.begun < behind.begun
                 and not (message.retried or message.refused or message.doubtful or message.lost)
+                and (behind.acked or message.begun > self._doubted_last)  # such an answer may be under way
                 and not topic.first
                 and not self._maybe_deleted_since(topic.name, message.first_begun, math.inf)
             ):

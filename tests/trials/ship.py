@@ -39,7 +39,7 @@ from brokers.commands import control
 from brokers.settings.config import as_served
 from brokers.ship.stores import open_store
 from tests.support.server import NotReadyError, Server, counter, run, speak
-from tests.trials import cuts, outcomes, s3_stores
+from tests.trials import beside_ship, cuts, outcomes, s3_stores
 from tests.trials.adapters import chosen
 from tests.trials.dmp_folder import DmpAdapter
 from tests.trials.dms_folder import DmsAdapter
@@ -505,6 +505,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 losses.lag_seconds = max(losses.lag_seconds, other.lag_seconds)
         print(*tally.lines("machines lost", started), sep="\n")
         print(*_lines(losses), sep="\n")
+        if not tally.verdict.faults:
+            beside = place / "beside"
+            beside.mkdir()
+            print(*beside_ship.losses(beside), sep="\n")
+            shutil.rmtree(beside)
         refused = refused_where_it_overwrites(place) if upstream is not None and not options.planted else []
         return [*tally.verdict.faults, *refused]
 
