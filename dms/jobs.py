@@ -242,10 +242,6 @@ class Jobs:
         self.queue.charge(size)
         self._count_lasting(size)
 
-    def _count_ready(self, more: int) -> None:
-        """So many jobs more are ready, or fewer: each takes that much however cold it is."""
-        self._count_lasting(more * READY_BYTES)
-
     def _count_lasting(self, size: int) -> None:
         self.queue.memory.jobs_bytes += size
         self.memory_bytes += size
@@ -314,7 +310,7 @@ class Jobs:
 
     def _make_ready(self, run: Run) -> None:
         self._runs[run.first] = run
-        self._count_ready(1)
+        self._count_lasting(READY_BYTES)
         self.ready.requeue(run, run.head.priority, run.head.key)
 
     # -- jobs are delivered, and return
@@ -334,7 +330,7 @@ class Jobs:
             return None
         run = self.ready.take(1)
         del self._runs[run.first]
-        self._count_ready(-1)
+        self._count_lasting(-READY_BYTES)
         self.held[run.first] = run
         run.head.at_ms = 0  # what comes back waits for no time of the wall clock
         return run
@@ -460,7 +456,7 @@ class Jobs:
         ready = self._runs.pop(seq, None)
         if ready is None:
             return None
-        self._count_ready(-1)
+        self._count_lasting(-READY_BYTES)
         if self._unplaced.pop(seq, None) is None:
             ready = self.ready.remove(ready, ready.head.priority, ready.head.key)
         self._aside[seq] = ready
@@ -489,7 +485,8 @@ class Jobs:
         """Messages have left the queue."""
         for run in runs:
             if run.first >= JOB_FIRST:
-                self.record_bytes -= self.record_bytes / max(self._visible + 1, 1)
+                visible = len(self.waiting) + len(self._runs) + len(self.held) + len(self._aside)
+                self.record_bytes -= self.record_bytes / max(visible + 1, 1)
                 self._aside.pop(run.first, None)
                 if run.head.dedup:
                     self._seen.leave(run.head.dedup)
@@ -576,11 +573,6 @@ class Jobs:
     def ready_for_longest(self) -> Run | None:
         """The job that has been ready for longest, but for those that came back since; it may be cold."""
         return next(iter(self._runs.values()), None)
-
-    @property
-    def _visible(self) -> int:
-        """How many there are."""
-        return len(self.waiting) + len(self._runs) + len(self.held) + len(self._aside)
 
     @property
     def count(self) -> int:

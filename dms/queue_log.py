@@ -266,17 +266,17 @@ class QueueLog:
     def scheduled(self, form: bytes, first: int, done: Mapping[str, int]) -> Ticket:
         """A job of a schedule arrives; `done`: up to when each schedule is done, by what it says."""
         job = self.arriving_jobs((form,), first)
-        offset, ticket = self.append(job + self._scheduled_record(done), 2)
+        offset, ticket = self.append(
+            job + self._pack(RecordKind.SCHEDULED, 1, 0, records.pack_scheduled(done)), 2
+        )
         self.appended((form,), len(form), offset, first, ticket)
         return ticket
 
     def schedules_begin(self, done: Mapping[str, int]) -> Ticket:
         """The queue has these schedules from now on."""
         self.write_pending()
-        return self.append(self._scheduled_record(done), 1, reserved=True)[1]
-
-    def _scheduled_record(self, done: Mapping[str, int]) -> bytes:
-        return self._pack(RecordKind.SCHEDULED, 1, 0, json.dumps({"done": done}).encode())
+        record = self._pack(RecordKind.SCHEDULED, 1, 0, records.pack_scheduled(done))
+        return self.append(record, 1, reserved=True)[1]
 
     def rescheduled(self, seq: int, due: int, at_ms: int, undo: Callable[[], None]) -> Ticket:
         """A job waits for another time."""

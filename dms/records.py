@@ -415,6 +415,11 @@ def texts_in(data: bytes, record: Record) -> Iterator[tuple[int, str]]:
         at += size
 
 
+def pack_scheduled(done: Mapping[str, int]) -> bytes:
+    """The body of a SCHEDULED record; `done`: up to when each schedule is done, by what it says."""
+    return json.dumps({"done": done}).encode()
+
+
 def pack_rescheduled(seq: int, due: int, at_ms: int) -> bytes:
     """The body of a RESCHEDULED record."""
     return _RESCHEDULED.pack(seq, due, at_ms)

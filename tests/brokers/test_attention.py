@@ -21,7 +21,7 @@ from brokers.admin.attention import FEW, HOLD_SECONDS, ROWS_MAX, Attention
 from brokers.admin.troubles import KINDS, TROUBLES, ObjectTrouble, ServerReading
 from brokers.page.shown import label
 from brokers.settings.sections import AttentionSettings
-from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY
+from dmp.pacing import OWN_STOP_WORDS, STOP_BODIES, STOP_MEMORY
 from shared.net.stops import SHORTAGES, Stop
 from shared.objects import BRIDGES, CONNECTIONS, GROUPS, QUEUES, SESSIONS, ObjectKind, Objects, key_of
 from shared.storage.store import StoreStatistics
@@ -314,7 +314,7 @@ async def test_a_reading_of_many_objects_lets_others_have_their_turn(monkeypatch
 
 def test_a_reason_of_the_server_begins_with_what_it_is_short_of() -> None:
     short = {bit for bit, word in OWN_STOP_WORDS.items() if word.startswith(SHORTAGES)}
-    assert short == {Stop.STORE, STOP_MEMORY}
+    assert short == {Stop.STORE, STOP_MEMORY, STOP_BODIES}
 
 
 def test_every_kind_says_what_it_is_and_has_a_case_here() -> None:
