@@ -132,8 +132,8 @@ ENDS = {
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": (
-        "asyncio_loop blocking blocking_loop dial login loop nursery pipelining receiver reconnecting "
-        "running sender trio_loop"
+        "asyncio_loop blocking blocking_loop dial login loop nursery pipelining receiver reconnecting running "
+        "sender trio_loop"
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
@@ -374,8 +374,7 @@ LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
     "tests/shared/storage/test_os_disk.py": frozenset({"_thread_cache"}),
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),
 }
-"""attrs' joined validators, what asyncio has for event loops, pika's socket, trio's idle threads and its
-chance: no public way leads there."""
+"""attrs' joined validators, what asyncio has for event loops, pika's socket, trio's idle threads and its chance: no public way leads there."""
 PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py"})
 """A planted bug is a change of the inside: it names what it changes, and fails where that is gone."""
 
