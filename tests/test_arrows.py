@@ -132,8 +132,8 @@ ENDS = {
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": (
-        "asyncio_loop blocking blocking_loop dial login loop nursery pipelining receiver reconnecting running "
-        "sender trio_loop"
+        "asyncio_loop blocking dial login loop nursery pipelining receiver reconnecting running sender "
+        "trio_loop"
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
@@ -369,12 +369,11 @@ NOT_PRIVATE = frozenset(
 """Named tuples', `os._exit` and `sys._current_frames`, and with `_j...` what py4j and Spark call theirs."""
 LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
     "brokers/settings/explaining.py": frozenset({"_validators"}),
-    "shared/client/blocking_loop.py": frozenset({"_get_running_loop", "_set_running_loop"}),
     "tests/dmp/test_pika.py": frozenset({"_impl", "_transport", "_sock"}),
     "tests/shared/storage/test_os_disk.py": frozenset({"_thread_cache"}),
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),
 }
-"""attrs' joined validators, what asyncio has for event loops, pika's socket, trio's idle threads and its chance: no public way leads there."""
+"""attrs' joined validators, pika's socket, trio's idle threads and its chance: no public way leads there."""
 PLANTED_BUGS = frozenset({"tests/trials/sim/bugs.py"})
 """A planted bug is a change of the inside: it names what it changes, and fails where that is gone."""
 

@@ -5,20 +5,16 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import ClassVar, cast
-from weakref import WeakSet
+from typing import cast
 
-from shared.client.dial import CONNECT_SECONDS, Address, Disconnected, broke, not_reached, probe, tls_failed
+from shared.client.dial import CONNECT_SECONDS, Address, broke, not_reached, probe, tls_failed
 from shared.client.loop import ClientConnection, Event, Loop, Place, Transport
 
 
 class AsyncioLoop(Loop):
     """The loop that runs now."""
 
-    living: ClassVar[WeakSet["AsyncioLoop"]] = WeakSet()
-
     def __init__(self) -> None:
-        self.living.add(self)
         self._loop = asyncio.get_running_loop()
         self._transports: set[AsyncioTransport] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,12 +86,6 @@ class AsyncioLoop(Loop):
     async def resolve(self, host: str, port: int) -> list[Place]:
         return list(await self._loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM))
 
-    def lose(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up the connections, if they are of that loop: something was interrupted half-way."""
-        for transport in tuple(self._transports) if self._loop is loop else ():
-            transport.close()
-            transport.connection.ended(Disconnected("a call was interrupted"))
-
     async def aclose(self) -> None:
         for transport in tuple(self._transports):
             transport.close()
@@ -121,7 +111,7 @@ class AsyncioTransport(Transport, asyncio.Protocol):
         self, loop: asyncio.AbstractEventLoop, connection: ClientConnection, living: "set[AsyncioTransport]"
     ) -> None:
         self._loop = loop
-        self.connection = connection
+        self._connection = connection
         self._living = living
         self._outgoing: list[bytes] = []
         self._drained = asyncio.Event()
@@ -178,12 +168,12 @@ class AsyncioTransport(Transport, asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none of its classes
         # `drain` waits for the kernel. With a high mark of 0 TLS would pause with nothing to send.
         self._transport.set_write_buffer_limits(high=1, low=0)
-        self.connection.transport = self
+        self._connection.transport = self
         self._living.add(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._closed:
-            self.connection.received(data)
+            self._connection.received(data)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -198,4 +188,4 @@ class AsyncioTransport(Transport, asyncio.Protocol):
         self._living.discard(self)
         if not self._closed:
             self._closed = True
-            self.connection.ended(None if exc is None else broke(exc))
+            self._connection.ended(None if exc is None else broke(exc))

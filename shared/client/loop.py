@@ -1,9 +1,9 @@
-"""What a client stands on: trio or asyncio.
+"""What a client stands on: trio, asyncio, or nothing but the caller's thread.
 
 A client's logic is written once, as coroutines that wait for nothing but events. A `Loop` makes the events,
 waits for them, tells the time and connects. It calls a `ClientConnection` with what arrives, and that writes
-to its `Transport`. There are two loops, `trio_loop` and `asyncio_loop`. Blocking code stands on the second
-(`blocking_loop`).
+to its `Transport`. There are three loops: `trio_loop`, `asyncio_loop`, and `blocking`, which runs a coroutine
+to its end before it returns.
 """
 
 from abc import ABC, abstractmethod

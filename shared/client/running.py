@@ -1,5 +1,6 @@
 """Which loop a client stands on: that of whoever connects."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,9 +11,12 @@ from shared.client.loop import Loop
 
 @asynccontextmanager
 async def open_loop() -> AsyncIterator[Loop]:
-    """The caller's loop for a block: asyncio's, as in blocking code, or trio's. Only that is imported."""
-    loop: Loop
-    if _in_asyncio():
+    """The caller's loop for a block: asyncio's, a blocking client's or trio's. Only that is imported."""
+    blocking = sys.modules.get(f"{__package__}.blocking")
+    loop: Loop | None = None if blocking is None else blocking.current_loop()
+    if loop is not None:
+        yield loop
+    elif _in_asyncio():
         from shared.client.asyncio_loop import asyncio_loop
 
         async with asyncio_loop() as loop:

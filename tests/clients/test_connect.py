@@ -8,14 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
-import trio
-import trio.lowlevel
 import trustme
 
 import brokers
@@ -25,8 +21,7 @@ from dms.errors import Denied
 from logmq.connector import LogmqError
 from pubsub.client import Kind
 from shared.access import Rule, Secret, User
-from shared.client.asyncio_loop import AsyncioTransport
-from shared.client.blocking_loop import BlockingLoop
+from shared.client.blocking import BlockingLoop, BlockingTransport
 from shared.client.dial import Disconnected
 from tests.e2e.users import server_of
 from tests.support.ends import Connect, End
@@ -144,7 +139,7 @@ async def main():
     [
         ("import brokers, trio" + ON_A_LOOP + "trio.run(main)", "trio"),
         ("import brokers.aio, asyncio" + ON_A_LOOP + "asyncio.run(main())", "asyncio"),
-        ("from brokers import sync\nwith sync.connect(URL) as client: client.ping()", "asyncio"),
+        ("from brokers import sync\nwith sync.connect(URL) as client: client.ping()", ""),
     ],
 )
 def test_a_client_imports_its_own_loop_and_no_other(program: str, loop: str, url: Url) -> None:
@@ -243,7 +238,7 @@ def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) ->
     asyncio.run(program())
 
 
-@pytest.mark.parametrize("moment", ["_flush", "data_received"])
+@pytest.mark.parametrize("moment", ["send", "_receive"])
 def test_an_interrupt_in_the_middle_of_work_sends_and_answers_nothing_twice(
     url: Url, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -251,7 +246,7 @@ def test_an_interrupt_in_the_middle_of_work_sends_and_answers_nothing_twice(
     with sync.connect(url("dms")) as client:
         client.create("halfway")
         with monkeypatch.context() as patch:
-            interrupt_once(patch, AsyncioTransport, moment)
+            interrupt_once(patch, BlockingTransport, moment)
             with pytest.raises(KeyboardInterrupt):
                 client.produce("halfway", b"maybe")
         client.produce("halfway", b"surely")
@@ -270,8 +265,8 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     """Ctrl-C right after that method has done its work once."""
     method = getattr(owner, name)
 
-    def call(self: object, *arguments: object) -> None:
-        method(self, *arguments)
+    def call(self: object) -> None:
+        method(self)
         patch.setattr(owner, name, method)
         raise KeyboardInterrupt
 
@@ -297,42 +292,14 @@ def test_an_interrupt_of_a_producer_at_work_is_told_and_its_next_call_too(url: U
 def test_an_interrupt_of_what_runs_beside_a_call_that_has_ended_is_told() -> None:
     loop = BlockingLoop()
 
-    def interrupted() -> None:
+    async def interrupted() -> None:
         raise KeyboardInterrupt
 
     async def call() -> None:
-        asyncio.get_running_loop().call_soon(interrupted)
+        loop.start_soon(interrupted)
 
-    with closing(loop), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         loop.run(call())
-
-
-@pytest.mark.parametrize("run", [asyncio.run, lambda work: trio.run(lambda: work)])
-def test_blocking_code_may_be_called_where_a_loop_runs(run: Callable[[Any], None], url: Url) -> None:
-    """As in a notebook."""
-
-    async def program() -> None:
-        with sync.connect(url("logmq")) as client:
-            client.produce("beside", b"x")
-            assert [record.payload for record in client.records("beside")] == [b"x"]
-            client.delete("beside")
-
-    run(program())
-
-
-def test_a_blocking_client_is_not_called_from_within_its_own_call(url: Url) -> None:
-    def again(*_: object) -> None:
-        with pytest.raises(RuntimeError, match="from within one of its own callbacks"):
-            client.ping()
-        called.append(True)
-
-    called: list[bool] = []
-    with sync.connect(url("logmq")) as client:
-        with client.producer("again", on_written=again) as producer:
-            producer.send(b"x")
-            producer.flush()
-        client.delete("again")
-    assert called
 
 
 def test_a_full_tail_that_blocking_code_leaves_costs_nothing(url: Url) -> None:
