@@ -105,6 +105,9 @@ def _pass(source: socket.socket, target: socket.socket, limit: int | None, garbl
                     break
             passed += len(data)
             target.sendall(data)
+        else:  # who says no more may still be told something
+            target.shutdown(socket.SHUT_WR)
+            return
     except OSError:
         pass
     for end in (source, target):
