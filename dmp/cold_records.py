@@ -1,8 +1,8 @@
-"""Messages of a durable queue that wait for their time, and are in its log alone.
+"""Messages of a durable queue that wait for their time, or have waited for it, and are in its log alone.
 
 The queue knows of each what decides about it, as `shared.queues.cold` has it. Beside the count of its failed
 tries stand three marks: the log has noted its tries or its time apart from its record; somebody had it; its
-time is one of the wall clock.
+time is one of the wall clock. Behind these stands the size of its body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 _NOTED, _SEEN, _BY_CLOCK = 1 << 23, 1 << 22, 1 << 21
 _TRIES_MAX = _BY_CLOCK - 1
-_MORE = bytes(PLAIN_BYTES + 1)
+_SIZE_BYTES = 4
+_KNOWN_BYTES = PLAIN_BYTES + _SIZE_BYTES
+"""Of a message of which nothing else is known."""
+DUE_BYTES = 260
+"""Memory of a message whose time has come, beside what it takes anyway: 255 by tracemalloc, with its place in
+the row."""
 
 
 class TriesNote(NamedTuple):
@@ -41,32 +46,47 @@ class TriesNote(NamedTuple):
 
 @attrs.define(eq=False)
 class ColdHead:
-    """What is known of a cold message: as much of a `Head` as those need who take it out before its time.
-    `noted`: its tries and its time are in the log, apart from its record. `texts`: headers."""
+    """What is known of a cold message: as much of a `Head` as those need who take it out, or have it stand in
+    the row. `noted`: its tries and its time are in the log, apart from its record. `texts`: headers."""
 
     tries: int
     due_ms: int
     noted: bool
     by_clock: bool
     cost_bytes: int
+    body_bytes: int
+    priority: int
     texts: Mapping[str, str]
 
     cold: ClassVar[bool] = True
     large: ClassVar[bool] = False
-    body_bytes: ClassVar[int] = 0
     payer: ClassVar[Any] = None
 
     def text_in(self, header: bytes) -> str:
         return self.texts.get(header.decode(errors="replace"), "")
 
 
+IN_ROW = ColdHead(0, 0, False, False, 0, 0, 0, {})
+"""What stands in the row for a message whose time has come has this head, and no body, until it is read."""
+
+
 def cold_message(
-    place: int, due: int, tries: int, *, noted: bool, seen: bool, by_clock: bool, texts: Mapping[str, str]
+    place: int,
+    due: int,
+    tries: int,
+    *,
+    noted: bool,
+    seen: bool,
+    by_clock: bool,
+    body_bytes: int,
+    priority: int,
+    texts: Mapping[str, str],
 ) -> bytes:
-    """`due`: by the broker's clock, in milliseconds; `seen`: somebody may have had it."""
+    """`due`: by the broker's clock, in milliseconds; `seen`: somebody may have had it. `priority`: where its
+    queue has some."""
     marks = _NOTED * noted | _SEEN * seen | _BY_CLOCK * by_clock
-    more = json.dumps(texts).encode() if texts else b""
-    return packed(place, due, marks | min(tries, _TRIES_MAX), more)
+    more = json.dumps((priority, texts)).encode() if texts or priority else b""
+    return packed(place, due, marks | min(tries, _TRIES_MAX), body_bytes.to_bytes(_SIZE_BYTES) + more)
 
 
 @attrs.define(eq=False)
@@ -75,29 +95,34 @@ class ColdRecords:
 
     ahead_ms: Callable[[], int] = attrs.field(default=lambda: 0, init=False)
     _waiting: Waiting[bytes] = attrs.field(factory=Waiting, init=False)
+    due: dict[int, bytes] = attrs.field(factory=dict, init=False)
+    """Those whose time has come: each stands in the row by a run with the head `IN_ROW`."""
+    due_body_bytes: int = attrs.field(default=0, init=False)
+    """Of their bodies."""
     reading: dict[int, Run] = attrs.field(factory=dict, init=False)
-    """Those that are being read back."""
+    """Those of them that are being read back."""
     record_bytes: float = attrs.field(default=0.0, init=False)
     """Of all records; of those that have left it is the mean."""
     memory_bytes: int = attrs.field(default=0, init=False)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self.reading)
+        return len(self._waiting) + len(self.due)
 
     def __contains__(self, number: object) -> bool:
-        return number in self._waiting or number in self.reading
+        return number in self._waiting or number in self.due
 
     def __iter__(self) -> Iterator[int]:
         """Their numbers, in no order. None may come or go meanwhile."""
-        return chain(self._waiting.numbers, self.reading)
+        return chain(self._waiting.numbers, self.due)
 
     @property
-    def numbers(self) -> list[int]:
-        return [*self]
+    def waiting(self) -> list[int]:
+        """The numbers of those whose time has not come."""
+        return [*self._waiting.numbers]
 
     @property
     def next(self) -> float:
-        """When the next one that is not being read is due."""
+        """When the next one is due."""
         return self._waiting.next
 
     @property
@@ -118,8 +143,8 @@ class ColdRecords:
 
     def get(self, number: int) -> Run | None:
         """A message as a cold run; it stays. None: it is not here."""
-        message = self._waiting.get(number)
-        return self.reading.get(number) if message is None else self._run(number, message)
+        message = self._known_of(number)
+        return None if message is None else self._run(number, message)
 
     def take(self, number: int, stride: int = 0) -> Run | None:
         """Take out a message, as a cold run; `stride`: the bytes of its record, where they are known."""
@@ -129,40 +154,32 @@ class ColdRecords:
             run.stride = stride or self.mean_bytes
             self.record_bytes -= run.stride
             if self._waiting.take(number) is None:
-                run = self.reading.pop(number).part(0, 1)  # whoever reads has the other
+                del self.due[number]
+                self.due_body_bytes -= run.head.body_bytes
+                self.reading.pop(number, None)
         return run
 
-    def read_next(self, until: int, most: int) -> list[tuple[int, Run]]:
-        """The next ones that are due by then are being read from now on. Returns each with its time."""
-        runs: list[tuple[int, Run]] = []
-        while len(runs) < most and (found := self._waiting.pop(until)) is not None:
-            number, message = found
-            run = self.reading[number] = self._run(number, message)
-            runs.append((due_of(message), run))
-        return runs
+    def pop_due(self, now: float) -> Run | None:
+        """The message that has been due for longest waits no more, and is of those that are `due`. None: none
+        has come due."""
+        found = self._waiting.pop(now)
+        if found is None:
+            return None
+        number, message = found
+        self.due[number] = message
+        run = self._run(number, message)
+        self.due_body_bytes += run.head.body_bytes
+        self.memory_bytes += DUE_BYTES
+        return run
 
-    def unread(self, run: Run, due: int) -> None:
-        """A message cannot be read: it waits on."""
-        del self.reading[run.first]
-        head: ColdHead = run.head
-        message = cold_message(
-            run.offset,
-            due,
-            head.tries,
-            noted=head.noted,
-            seen=run.tries > 0,
-            by_clock=head.by_clock,
-            texts=head.texts,
-        )
-        self._waiting.add(run.first, due, message)
+    def due_ms(self, number: int) -> int:
+        """When a message that is due came to be so."""
+        return due_of(self.due[number])
 
     def place_of(self, number: int) -> int | None:
         """Where the record of a message is; None: it is not here."""
-        message = self._waiting.get(number)
-        if message is not None:
-            return place_of(message)
-        run = self.reading.get(number)
-        return None if run is None else run.offset
+        message = self._known_of(number)
+        return None if message is None else place_of(message)
 
     def noted(self, number: int) -> TriesNote | None:
         """What the log has noted of a message apart from its record."""
@@ -172,10 +189,12 @@ class ColdRecords:
     def move(self, number: int, place: int) -> None:
         """The record of a message that is here is there from now on."""
         message = self._waiting.get(number)
-        if message is None:
-            self.reading[number].offset = place
-        else:
+        if message is not None:
             self._waiting.replace(number, moved(message, place))
+            return
+        self.due[number] = moved(self.due[number], place)
+        if number in self.reading:
+            self.reading[number].offset = place
 
     def shift(self, number: int, more_ms: int) -> None:
         """A time of the wall clock comes so much later, or earlier."""
@@ -189,26 +208,34 @@ class ColdRecords:
     def known(self) -> Iterator[list[Run]]:
         """Those of which more is known than numbers: in lists, some of which are empty."""
         for numbers in batched(self):
+            messages = [(number, self._known_of(number)) for number in numbers]
             yield [
-                run
-                for number in numbers
-                if len(self._waiting.get(number) or _MORE) > PLAIN_BYTES
-                and (run := self.get(number)) is not None
+                self._run(number, message)
+                for number, message in messages
+                if message is not None and len(message) > _KNOWN_BYTES
             ]
 
     def freed(self) -> Iterator[None]:
         """Forget all, some in each step."""
-        for _ in taken_out(self._waiting.pop_any, self._waiting):
+        for _ in chain(
+            taken_out(self._waiting.pop_any, self._waiting), taken_out(self.due.popitem, self.due)
+        ):
             yield
+
+    def _known_of(self, number: int) -> bytes | None:
+        return self._waiting.get(number) or self.due.get(number)
 
     def _run(self, number: int, message: bytes) -> Run:
         numbers = tries_of(message)
+        priority, texts = json.loads(message[_KNOWN_BYTES:]) if len(message) > _KNOWN_BYTES else (0, {})
         head = ColdHead(
             numbers & _TRIES_MAX,
             due_of(message) + self.ahead_ms(),
             numbers & _NOTED > 0,
             numbers & _BY_CLOCK > 0,
-            WAITING_BYTES + len(message),
-            json.loads(message[PLAIN_BYTES:]) if len(message) > PLAIN_BYTES else {},
+            WAITING_BYTES + len(message) + DUE_BYTES * (number in self.due),
+            int.from_bytes(message[PLAIN_BYTES:_KNOWN_BYTES]),
+            priority,
+            texts,
         )
         return Run(head, [b""], number, int(numbers & _SEEN > 0), place_of(message))

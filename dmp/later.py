@@ -1,7 +1,8 @@
 """The messages of a queue that wait for their time, and are not ready before.
 
-Those of a durable queue are in its log alone (`cold_records`), and are read back a little ahead of their
-time. What has no record is in memory, and so is what has a large body, whose reference is short.
+Those of a durable queue are in its log alone (`cold_records`). They stay there when their time has come: each
+is read back when it is about the next one out. What has no record is in memory, and so is what has a large
+body, whose reference is short.
 
 Times are said by the wall clock, in Unix milliseconds, since they outlive the process. They are waited for by
 the broker's own clock: a delay is as long as it was, whatever is done to the wall clock meanwhile. A time
@@ -11,21 +12,22 @@ that a header names (`eta`) is one of the wall clock, and moves where that is se
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from dmp.cold_records import ColdRecords, TriesNote, cold_message
+from dmp.cold_records import ColdHead, ColdRecords, TriesNote, cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.refusals import shown
 from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
-from shared.queues.cold import LOST, ColdMessages, DamageTeller, is_lost
+from shared.queues.cold import LOST, ColdMessages, DamageTeller, is_cold, is_lost
 from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import ClockWatch, Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, Turn, batched
+from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     import structlog
@@ -35,13 +37,12 @@ if TYPE_CHECKING:
     from dmp.queues import Queue, QueueContext
     from shared.queues.runs import Run
 
-AHEAD_MS, SOON_MS = 1000, 250
-"""What is due within the one is read back once some of it is due within the other."""
 READ_BYTES = 1 << 20
-"""Of messages that are read back at once, about; and `ITEMS` at most. What is due meanwhile waits: where they
-are in no order in a log of 100 MB, one takes 0.1 ms."""
-SCARCE_SECONDS = 0.1
-"""While memory is scarce: whether there is room is looked at so often."""
+"""Of messages that are read back at once, about; and `ITEMS` at most. Where they are in no order in a log of
+100 MB, one takes 0.1 ms."""
+ROOM_SECONDS = 0.05
+"""A message with no time to live lives so long once it is read, where that was begun when it was due: who had
+room for it then gets it, however long the disk takes."""
 LOOK_AGAIN_SECONDS = 60.0
 """The system's clock may be set: a time is looked at again so soon."""
 _NUMBERS_END = 1 << 62
@@ -66,8 +67,6 @@ class Later(DamageTeller):
         """Those that were just read back, by number."""
         self._cold_bytes = 0
         """What the memory of messages was charged for those in the log alone."""
-        self._read_at = -math.inf
-        """When some were last read back."""
         self._clock: ClockWatch | None = None
         """None: no message came for a time of the wall clock."""
 
@@ -130,7 +129,11 @@ class Later(DamageTeller):
             self._clock = self._clock or ClockWatch(self.ahead())
         self.count += len(run.bodies)
         for message in run.singles() if len(run.bodies) > 1 else (run,):
-            if log is None or head.large or not log.wait(message, due, self._texts(head, head.tries)):
+            if (
+                log is None
+                or head.large
+                or not log.wait(message, due, self._priority(head), self._texts(head))
+            ):
                 self._keep_warm(message, due)
                 continue
             self._queue.uncharge_runs((message,))
@@ -145,12 +148,18 @@ class Later(DamageTeller):
             number = self._others = self._others + 1
         self._warm.add(number, due, message)
 
-    def _texts(self, head: Head, tries: int) -> dict[str, str]:
+    def _priority(self, head: Head | ColdHead) -> int:
+        """Which priority a cold message has, where its queue has some."""
+        if not self._queue.kind.arguments.priority_max:
+            return 0
+        return head.priority if isinstance(head, ColdHead) else head.noted.priority
+
+    def _texts(self, head: Head | ColdHead) -> dict[str, str]:
         """What a cold message is known by: its headers that name it, or hold its key."""
         queue, headers = self._queue, list[bytes]()
         if queue.once is not None:
             headers.append(HEADER)
-        if (keys := queue.row.keys) is not None and keys.per_key == 1 and tries:
+        if queue.row.keys is not None:
             headers.append(queue.row.key_header)
         return {header.decode(errors="replace"): text for header in headers if (text := head.text_in(header))}
 
@@ -166,7 +175,7 @@ class Later(DamageTeller):
     @property
     def looks_at_heads(self) -> bool:
         """Whether `found` needs the messages."""
-        return self._queue.once is not None or self._queue.row.keys is not None
+        return self._queue.once is not None or not self._queue.ready.in_order
 
     def found(
         self,
@@ -175,21 +184,22 @@ class Later(DamageTeller):
         by_clock: bool,
         ahead_ms: int,
         noted: TriesNote | None,
+        body_bytes: int,
         message: Run | None,
     ) -> bytes:
         """A message that a start has found, whose time has not come. `ahead_ms`: as `ahead` said then."""
-        tries = 0 if noted is None else noted.tries
-        texts = {} if message is None else self._texts(message.head, tries)
         if by_clock:
             self._clock = self._clock or ClockWatch(ahead_ms)
         return cold_message(
             place,
             max(due_ms - ahead_ms, 0),
-            tries,
+            0 if noted is None else noted.tries,
             noted=noted is not None,
             seen=True,
             by_clock=by_clock,
-            texts=texts,
+            body_bytes=body_bytes,
+            priority=0 if message is None else self._priority(message.head),
+            texts={} if message is None else self._texts(message.head),
         )
 
     def recovered(self, log: QueueLog) -> None:
@@ -210,58 +220,68 @@ class Later(DamageTeller):
             yield run
 
     def find(self, number: int) -> Run | None:
-        """The message of this number, which may be cold; it stays. One that was found lost while it was read
-        back is not here."""
+        """The message of this number, which waits, or is cold though its time has come; it stays."""
         run = None if self._warm is None else self._warm.get(number)
         if run is None and self._queue.log is not None:
             run = self._queue.log.waiting.get(number)
-        return None if run is None or is_lost(run) else run
+        return run
 
     def take_out(self, number: int) -> Run | None:
-        """Take a message out before its time, which may be cold. None: it is not here."""
-        run, log = None if self._warm is None else self._warm.take(number), self._queue.log
-        if run is None and log is not None and self.find(number) is not None:
+        """Take out a message that `find` finds. None: it is not here."""
+        run, log, row = (
+            None if self._warm is None else self._warm.take(number),
+            self._queue.log,
+            self._queue.row,
+        )
+        if run is not None:
+            self.count -= 1
+        elif log is not None and number in log.waiting:
+            if number in log.waiting.due:
+                row.take_out(number)
+            else:
+                self.count -= 1
             run = log.wait_no_more(number)
             assert run is not None
             self._charge_cold(log)
             self._queue.charge_runs((run,))
         if run is not None:
-            self.count -= 1
-            self._queue.row.waits_no_more((run,))
+            row.waits_no_more((run,))
             self._queue.free_keys(())
         return run
 
     def take_due(self) -> tuple[list[Run], bool]:
-        """Take out messages whose time has come: very many in turns. Returns whether more are due."""
+        """Messages whose time has come wait no more: very many in turns. Returns these, of which some may be
+        cold, and stay so; and whether more are due."""
         if self._clock is not None and (more_ms := self._clock.moved_ms(self.ahead())):
             self._context.work.add(self._reckon_anew(more_ms))
-        self._read_ahead()
         runs: list[Run] = []
-        if self._warm is None:
-            return runs, False
-        now, turn = self._clock_ms, Turn()
-        while (found := self._warm.pop(now)) is not None:
+        now, turn, log = self._clock_ms, Turn(), self._queue.log
+        more = False
+        while not more and self._warm is not None and (found := self._warm.pop(now)) is not None:
             runs.append(found[1])
-            self.count -= 1
-            if turn.over_now():
-                return runs, True
-        return runs, False
+            more = turn.over()
+        while not more and log is not None and (run := log.waiting.pop_due(now)) is not None:
+            runs.append(run)
+            more = turn.over()
+        self.count -= len(runs)
+        if runs and log is not None:
+            self._charge_cold(log)
+        return runs, more
 
     @property
     def next_seconds(self) -> float:
         """In how many seconds to look again; inf: nothing waits."""
         if not self.count:
             return float("inf")
-        now, log = self._clock_ms, self._queue.log
-        left = float("inf") if self._warm is None else self._warm.next - now
-        if log is not None and not (self.error or log.waiting.reading):
-            soon = max(log.waiting.next - now - (0 if self._scarce else SOON_MS), 0)
-            left = min(left, soon if soon or self._may_read else SCARCE_SECONDS * 1000)
-        return min(max(left / 1000, 0.0), LOOK_AGAIN_SECONDS)
+        log = self._queue.log
+        due = min(
+            math.inf if self._warm is None else self._warm.next, math.inf if log is None else log.waiting.next
+        )
+        return min(max((due - self._clock_ms) / 1000, 0.0), LOOK_AGAIN_SECONDS)
 
     def clear(self) -> tuple[Waiting[Run], ColdRecords]:
-        """Nothing waits any more. Returns what did, in memory and in the log alone, whose record `take_all`
-        writes. It is still to be freed."""
+        """Nothing waits any more, nor has waited and is cold. Returns what did, in memory and in the log
+        alone, whose record `take_all` writes. It is still to be freed."""
         warm: Waiting[Run] = self._warm or Waiting()
         self._warm, self.count, log = None, 0, self._queue.log
         if log is None:
@@ -272,71 +292,56 @@ class Later(DamageTeller):
 
     # -- what is in the log alone
 
-    @property
-    def _scarce(self) -> bool:
-        """Whether memory is: what is due is read back then where the queue has little there, and no more."""
-        return self._context.memory.scarce
-
-    @property
-    def _may_read(self) -> bool:
-        queue, row = self._queue, self._queue.row
-        if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES:
-            return True
-        if row.front() is None and not self._context.memory.full:  # all keys of those in memory are held
-            return True
-        if row.cold is not None or self._context.memory.full:
-            return False
-        # All of its row is in memory, however much: what is due is not to wait until that has gone, where
-        # somebody takes at all.
-        in_use = queue.takers.in_use or queue.used >= self._read_at
-        return in_use and self._context.timers.now() >= self._read_at + SCARCE_SECONDS
-
-    def _read_ahead(self) -> None:
-        """Read back some of what is due soon."""
-        log, now = self._queue.log, self._clock_ms
-        if log is None or self.error or log.waiting.reading or not self._may_read:
+    def read_back(self, places: Sequence[Run]) -> None:
+        """Have messages in memory that stand in the row by these runs, and are cold: maybe at once, and maybe
+        not all."""
+        queue, log = self._queue, self._queue.log
+        if log is None or self.error or log.waiting.reading:
             return
-        scarce = self._scarce
-        if log.waiting.next > now + (0 if scarce else SOON_MS):
-            return
-        most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, ITEMS)
-        found = log.waiting.read_next(now if scarce else now + AHEAD_MS, most)
-        self._read_at = self._context.timers.now()
+        waiting, began = log.waiting, self._clock_ms
+        most = (HOT_LEAST_BYTES if self._context.memory.scarce else READ_BYTES) // waiting.mean_bytes + 1
+        by_number = {run.first: run for run in places if is_cold(run)}
+        for number in islice(by_number, most):
+            run = waiting.get(number)
+            assert run is not None
+            waiting.reading[number] = run
+        cold = [*waiting.reading.values()]
         if self._reader is None:
             self._reader = ColdMessages(log.log, self, self._read_back)
         inside = True
 
         def done() -> None:
-            for due, run in found:
-                self._read(log, run, due)
-            self._back.clear()
-            if not (inside or self._queue.deleted):
-                self._queue.arm()
+            for run in cold:
+                message = self._back.pop(run.first, None)
+                if waiting.reading.pop(run.first, None) is run:  # else it was taken out meanwhile
+                    self._was_read(log, run, message, by_number[run.first], began)
+            if not (inside or queue.deleted):
+                queue.on_cold_read()
+                queue.arm()
 
-        self._reader.load([run for _, run in found], done)
+        self._reader.load(cold, done)
         inside = False
 
-    def _read(self, log: QueueLog, run: Run, due: int) -> None:
+    def _was_read(self, log: QueueLog, run: Run, message: Run | None, place: Run, began_ms: int) -> None:
         """A message was read back, or is lost, or cannot be read."""
-        queue, number = self._queue, run.first
-        if log.waiting.reading.get(number) is not run:
-            return  # it was taken out meanwhile
-        message, lost = self._back.pop(number, None), is_lost(run)
+        queue, number, lost = self._queue, run.first, is_lost(run)
         if message is None and not lost:
-            log.waiting.unread(run, due)
             return
+        due_ms = log.waiting.due_ms(number)
         was = log.wait_no_more(number, 0 if message is None else message.stride, lost=lost)
         assert was is not None
         self._charge_cold(log)
         if message is None:
-            self.count -= 1
-            queue.row.waits_no_more((was,))
+            queue.row.take_out(number)
             queue.charge_runs((was,))
             queue.forget((was,), taken=False)
             queue.free_keys(())
             return
+        message.expires, now = queue.lives.end(message.head, due_ms / 1000), self._clock_ms
+        if began_ms < now and due_ms >= began_ms - ROOM_SECONDS * 1000:
+            message.expires = max(message.expires, now / 1000 + ROOM_SECONDS)
         queue.charge_runs((message,))
-        self._keep_warm(message, due)
+        queue.row.read(place, message)
 
     def _read_back(self, run: Run, data: bytes, start: int) -> None:
         message = self.message_in(data, start, run)
@@ -379,6 +384,7 @@ class Later(DamageTeller):
 
     def read_again(self) -> None:
         if not self._queue.deleted:
+            self._queue.row.load_front()
             self._queue.on_cold_read()
             self._queue.arm()
 
@@ -389,7 +395,7 @@ class Later(DamageTeller):
             if run.head.by_clock and warm is self._warm and number in (warm or ()):
                 assert warm is not None
                 warm.add(number, max(due + more_ms, 0), run)
-        for numbers in batched([] if log is None else log.waiting.numbers):
+        for numbers in batched([] if log is None else log.waiting.waiting):
             assert log is not None
             for number in numbers:
                 log.waiting.shift(number, more_ms)

@@ -133,7 +133,8 @@ async def load(
                 continue
             if waits:
                 waiting_bytes += 0 if number in waiting else end - start + LENGTH_BYTES
-                waiting[number] = later.found(place, due_ms, by_clock, ahead_ms, noted, message)
+                body_bytes = records.body_bytes_in(data, start, end)
+                waiting[number] = later.found(place, due_ms, by_clock, ahead_ms, noted, body_bytes, message)
                 queue_log.tried.pop(number, None)
                 continue
             assert message is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from heapq import nsmallest
+from heapq import merge, nsmallest
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,6 +13,7 @@ import trio
 
 from dmp import shown_properties
 from dmp.bodies import part_bytes
+from dmp.cold_records import IN_ROW
 from dmp.dead_letters import REASONS
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.queue_records import operations
@@ -21,7 +23,7 @@ from dmp.tries import timed
 from shared.access import WRITE, asker_may
 from shared.errors import BrokerError, StoreError
 from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, ObjectMissing, time_text
-from shared.queues.cold import is_cold, is_lost
+from shared.queues.cold import is_cold
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run
@@ -58,23 +60,28 @@ class Messages(MessageActions[Queue]):
         return queue.depth
 
     async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
-        """Those in memory, as they were when this began, then those in the log: the row, and what waits."""
+        """Those that have places in memory, as they were when this began, then those in the log: the row, and
+        what waits."""
         cold, log = queue.row.cold, queue.log
-        copies: list[Run] = []  # what is ready may be cut meanwhile
+        records = _ColdRecords(queue)
+        due = [Run(IN_ROW, [b""], number) for number in await records.numbers(least, most, due=True)]
+        ready: list[Run] = []  # what is ready may be cut meanwhile
         count = 0
-        for run in (*(run for aside in queue.aside for run in aside), *queue.ready, *queue.later):
+        for run in chain(*queue.aside, queue.ready, queue.later):
             if count >= most:
                 break
-            if run.end > least:
-                copies.append(run.part(max(least - run.first, 0), len(run)))
-                count += len(copies[-1])
+            if run.end > least and not is_cold(run):
+                ready.append(run.part(max(least - run.first, 0), len(run)))
+                count += len(ready[-1])
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
-        for run in copies:
+        for run in merge(ready, due) if queue.ready.in_order else chain(ready, due):
             for message in run.singles():
                 if not most:
                     return
-                most -= 1
-                yield message, arrived_ms(queue, message)
+                shown = await records.read(message.first) if is_cold(message) else message
+                if shown is not None:
+                    most -= 1
+                    yield shown, arrived_ms(queue, shown)
         while left and most and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
@@ -87,7 +94,6 @@ class Messages(MessageActions[Queue]):
                         most -= 1
                         yield record, arrived_ms(queue, record)
             offset += len(data)
-        records = _WaitingRecords(queue)
         for number in await records.numbers(least, most):
             waiting = await records.read(number)
             if waiting is not None:
@@ -162,11 +168,14 @@ class Messages(MessageActions[Queue]):
         run, state = queue.later.find(number), "waiting"
         while run is not None and is_cold(run):
             place = run.offset
-            run = await _WaitingRecords(queue).read(number) or queue.later.find(number)
+            state = "waiting" if run.head.due_ms > queue.later.now_ms else "ready"
+            run = await _ColdRecords(queue).read(number) or queue.later.find(number)
             if run is not None and is_cold(run) and run.offset == place:
                 run = None  # what its record says cannot be read
         if run is None:
-            run, state = queue.ready.find(number) or await self._in_row(queue, number), "ready"
+            run, state = queue.ready.find(number), "ready"
+            if run is None or is_cold(run):
+                run = await self._in_row(queue, number)
         if run is None:
             run, state = _held_in(queue, number), "held"
         if run is None:
@@ -234,17 +243,17 @@ class Messages(MessageActions[Queue]):
 
 
 @attrs.define(eq=False)
-class _WaitingRecords:
-    """Reads messages of a queue that wait in its log alone; they stay."""
+class _ColdRecords:
+    """Reads messages of a queue that wait in its log alone, or have waited there; they stay."""
 
     _queue: Queue
     _start: int = 0
     _data: bytes = b""
 
-    async def numbers(self, least: int, most: int) -> list[int]:
-        """The first so many from there on, ascending."""
+    async def numbers(self, least: int, most: int, *, due: bool = False) -> list[int]:
+        """The first so many from there on, ascending: of those whose time has come, or of the others."""
         log, turn = self._queue.log, TaskTurn()
-        numbers = [] if log is None else log.waiting.numbers
+        numbers = [] if log is None else [*log.waiting.due] if due else log.waiting.waiting
         first: list[int] = []
         for at in range(0, len(numbers), _LOOKED_AT):
             first = nsmallest(most, [*first, *[n for n in numbers[at : at + _LOOKED_AT] if n >= least]])
@@ -255,7 +264,7 @@ class _WaitingRecords:
     async def read(self, number: int) -> Run | None:
         """A message as it is there. None: it has left, or is lost. Raises StoreError."""
         log = self._queue.log
-        while log is not None and (waiting := log.waiting.get(number)) is not None and not is_lost(waiting):
+        while log is not None and (waiting := log.waiting.get(number)) is not None:
             place = waiting.offset
             if not self._start <= place < self._start + len(self._data):
                 try:

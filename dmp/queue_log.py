@@ -168,7 +168,7 @@ class QueueLog(Copying):
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     waiting: ColdRecords = attrs.field(factory=ColdRecords, init=False)
-    """Of those that wait for their time and are in the log alone."""
+    """Of those that wait for their time, or have, and are in the log alone."""
     _unordered_from: float = attrs.field(default=math.inf, init=False)
     """No record of these, or of what is `scattered`, is below this offset."""
     _copied_to: float = attrs.field(default=-math.inf, init=False)
@@ -217,9 +217,9 @@ class QueueLog(Copying):
             self._places.add(run)
             self._cold_bytes -= run.stride * len(run.bodies)
 
-    def wait(self, message: Run, due: int, texts: Mapping[str, str]) -> bool:
+    def wait(self, message: Run, due: int, priority: int, texts: Mapping[str, str]) -> bool:
         """A message waits for its time from now on, in the log alone. False: it has no record. `due`: by the
-        broker's clock; `texts`: headers by which it is known."""
+        broker's clock; `priority`, `texts`: as of `cold_message`."""
         number = message.first
         place = self._places.place_of(number)
         if place is None:
@@ -233,6 +233,8 @@ class QueueLog(Copying):
             noted=self.tried.pop(number, None) is not None,
             seen=message.tries > 0,
             by_clock=head.by_clock,
+            body_bytes=head.body_bytes,
+            priority=priority,
             texts=texts,
         )
         self._unordered(place)
@@ -315,9 +317,10 @@ class QueueLog(Copying):
                 self.tried.update(dict.fromkeys(numbers, noted))
 
     def clear_waiting(self) -> ColdRecords:
-        """Nothing waits in the log alone any more; `take_all` writes down that what did has left."""
+        """Nothing waits in the log alone any more, nor has; `take_all` writes down that all that has left."""
         waiting = self.waiting
         self._live_bytes -= round(waiting.record_bytes)
+        waiting.reading.clear()  # what is on its way is not wanted any more
         self.waiting = ColdRecords()
         self.waiting.ahead_ms = waiting.ahead_ms
         return waiting
@@ -325,9 +328,9 @@ class QueueLog(Copying):
     def take_all(
         self, runs: Sequence[Run], waiting: ColdRecords, cold: tuple[int, int] | None
     ) -> Iterator[None]:
-        """Very many messages leave the queue, in turns: runs, what waited in the log alone, and what was
-        cold, from a first number to an end. What was taken is written at one flush, behind the last turn, so
-        that a crash takes back all of it or nothing."""
+        """Very many messages leave the queue, in turns: runs, what waited in the log alone, whether its time
+        had come or not, and what was cold, from a first number to an end. What was taken is written at one
+        flush, behind the last turn, so that a crash takes back all of it or nothing."""
         parts, numbers = list[bytes](), list[int]()
         self._taking += 1
         backward = batched(reversed(runs))  # what stands behind a place that goes is moved

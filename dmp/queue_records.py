@@ -167,6 +167,15 @@ def due_in(data: bytes, start: int) -> tuple[int, bool]:
     return _due(_TIME.unpack_from(data, end - _TIME.size)[0])
 
 
+def body_bytes_in(data: bytes, start: int, end: int) -> int:
+    """The length of the body in a record that puts a message. Raises IndexError, struct.error."""
+    at = start + _PLACE.size
+    at += 1 + data[at]
+    at += 1 + data[at]
+    before: int = _LENGTH.unpack_from(data, at)[0]
+    return max(end - at - _LENGTH.size - before, 0)
+
+
 def _due(time: int) -> tuple[int, bool]:
     return time & ~(_CAME | _BY_CLOCK), time & _BY_CLOCK > 0
 

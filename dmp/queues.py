@@ -171,10 +171,10 @@ class Queue(RunQueue):
             self.ready = Keys(arguments.per_key or 0, fair=fair, priority_max=priority_max)
         elif arguments.priority_max:
             self.ready = Priorities(arguments.priority_max)
-        self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
+        self.later = Later(self, self._context)
+        self.row = Row(self.memory, self.later.read_back, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
-        self.later = Later(self, self._context)
         self.lives = Lives(self.row, self._context.timers.now, self.arm, self._expired)
         self.lives.define(arguments.ttl_ms)
         if arguments.once:
@@ -380,12 +380,14 @@ class Queue(RunQueue):
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        return self.returning or (self.lives.behind if self.row.ready else self.row.is_loading)
+        row = self.row
+        return self.returning or row.is_loading or (self.lives.behind and row.ready.count > 0)
 
     @property
     def damaged(self) -> bool:
         """Whether nothing can be given out though something is left."""
-        return not self.row.ready and (self.lost or self.later.error is not None)
+        row = self.row
+        return (not row.ready.count or row.next_is_cold) and (self.lost or self.later.error is not None)
 
     def loaded(self, runs: list[Run]) -> None:
         """`Cold`'s: they are in memory now."""
@@ -454,8 +456,7 @@ class Queue(RunQueue):
                     self._context.waits.count_sample(self)
                 if runs:
                     self._hand_over(taker, runs)
-        more_fits = self.later.count > 0 and self.memory.scarce
-        if (turn is not None and (self.lives.some or self._goes_on or more_fits)) or throttle is not None:
+        if (turn is not None and (self.lives.some or self._goes_on)) or throttle is not None:
             self.arm()
 
     def _expired(self, runs: list[Run]) -> None:
@@ -717,12 +718,19 @@ class Queue(RunQueue):
 
     def _become_ready(self, due: Sequence[Run], now: float) -> None:
         """The time of messages has come: they are ready at their numbers' places, and live from now on. One
-        with no time to live at all is given to who waits for it, or to nobody."""
+        with no time to live at all is given to who waits for it, or to nobody. Those that are cold stay so,
+        but for the next one out, of which is to be known how long it lives."""
         if self.lives.some:
             self.lives.expire()
+        warm: list[Run] = []
         for run in due:
-            run.expires = self.lives.end(run.head, now)
-        self.return_front(due, taken=False)
+            if is_cold(run):
+                self.row.put_due(run)
+            else:
+                run.expires = self.lives.end(run.head, now)
+                warm.append(run)
+        self.return_front(warm, taken=False)
+        self.row.load_front()
         if not self._goes_on:
             self._dispatch_ready(check=self.lives.behind)
 

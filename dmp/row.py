@@ -3,15 +3,17 @@
 In memory the row is read from the front, and gets new messages at the end. Those that come back go before all
 that were never given out; with priorities, before those of their own. So each has its old place. Of a durable
 queue only the front need be in memory. The rest, which is *cold*, is in the log alone, and is read back when
-the front has gone.
+the front has gone. One that has waited for its time in the log alone is cold on its own: a run without a body
+has its place, and it is read back when it is about the next one out.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
+from dmp.cold_records import IN_ROW, ColdHead
 from dmp.memory import Memory
 from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.keys import Keys
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Row:
-    """All that is ready in one queue. `body_bytes`, `cost_bytes`: of the messages in memory."""
+    """All that is ready in one queue. `body_bytes`, `cost_bytes`: of the messages in memory. `_read_back`:
+    have those in memory that are cold on their own, and have places by these runs; maybe at once."""
 
     _memory: Memory
+    _read_back: Callable[[Sequence[Run]], None]
     ready: Ready | Priorities | Keys
     """The messages in memory; the queue's."""
     key_header: bytes = b""
@@ -49,7 +53,9 @@ class Row:
     @property
     def all_body_bytes(self) -> int:
         """The bytes of the bodies of all that is ready, in memory and on disk."""
-        return self.body_bytes if self.cold is None else self.body_bytes + self.cold.body_bytes
+        cold, log = self.cold, self.log
+        on_disk = 0 if log is None else log.waiting.due_body_bytes
+        return self.body_bytes + on_disk + (0 if cold is None else cold.body_bytes)
 
     @property
     def has_cold(self) -> bool:
@@ -78,10 +84,28 @@ class Row:
         return True
 
     def load(self, runs: Iterable[Run]) -> None:
-        """Messages that were cold are in memory now."""
+        """Messages that were cold are in memory now, or a start has found them."""
         for run in runs:
-            self._count(run, 1)
-            self._put(run)
+            if self._is_behind_cold(run):
+                self.put_back((run,))
+            else:
+                self._count(run, 1)
+                self._put(run)
+
+    def put_due(self, message: Run) -> None:
+        """A message that waited in the log alone is ready, and stays there."""
+        head: ColdHead = message.head
+        run = Run(IN_ROW, [b""], message.first)
+        if self.keys is None:
+            self.ready.requeue(run, head.priority)
+        else:
+            self.keys.requeue(run, head.priority, head.text_in(self.key_header))
+
+    def read(self, run: Run, message: Run) -> None:
+        """A message that was cold on its own is in memory now, in its place."""
+        run.head, run.bodies, run.tries = message.head, message.bodies, message.tries
+        run.offset, run.stride, run.expires = message.offset, message.stride, message.expires
+        self._count(run, 1)
 
     def _put(self, run: Run) -> None:
         if self.keys is None:
@@ -119,14 +143,27 @@ class Row:
         return run
 
     def front(self) -> Run | None:
-        """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
-        return self.ready.first() if self.ready.count else None
+        """The run of the next message that may be taken, if it is in memory; None: there is none."""
+        run = self.ready.first() if self.ready.count else None
+        return None if run is None or run.head.cold or self._is_behind_cold(run) else run
+
+    def _is_behind_cold(self, run: Run) -> bool:
+        cold = self.cold
+        return cold is not None and cold.count > 0 and cold.first < run.first
+
+    @property
+    def next_is_cold(self) -> bool:
+        """Whether the next message that may be taken is in the log alone."""
+        run = self.ready.first() if self.ready.count else None
+        if run is None:
+            return not self.ready.count and self.has_cold
+        return run.head.cold or self._is_behind_cold(run)
 
     def oldest(self) -> Run | None:
-        """About the oldest run in memory: the next one out, or where none may be taken one that waits for its
-        key."""
-        front = self.front()
-        return self.keys.held_up() if front is None and self.keys is not None else front
+        """About the oldest run that has a place in memory: the next one out, or where none may be taken one
+        that waits for its key."""
+        first = self.ready.first() if self.ready.count else None
+        return self.keys.held_up() if first is None and self.keys is not None else first
 
     def put_back(self, runs: Iterable[Run]) -> None:
         """Messages that were taken return to their places."""
@@ -159,8 +196,13 @@ class Row:
         None: none is in memory."""
         if self.load_front():
             return self.take_run(most)
-        if self.keys is None or not self.keys.count:
+        if self.keys is None or not self.keys.count or self.next_is_cold:
             return None
+        oldest = self.keys.oldest()
+        if oldest.head.cold:
+            self._read_back((oldest,))
+            if oldest.head.cold:
+                return None
         run = self.keys.take_oldest(most)
         self._count(run, -1)
         return run
@@ -168,11 +210,12 @@ class Row:
     def take(self, most: int, body_bytes_most: float = math.inf, now: float = -math.inf) -> list[Run]:
         """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: as far
         as they are in memory, and have not expired by `now`."""
-        ready = self.ready
+        ready, cold = self.ready, self.cold
         runs: list[Run] = []
+        first_cold = math.inf if cold is None or not cold.count else cold.first
         while most > 0 and ready.count and body_bytes_most >= 0:
             front = ready.first()
-            if front is None or front.expires <= now:
+            if front is None or front.expires <= now or front.head.cold or front.first > first_cold:
                 break
             fitting = most
             if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
@@ -205,18 +248,31 @@ class Row:
         return numbers, large
 
     def load_front(self) -> bool:
-        """Have some of the row in memory, where nothing is; whether something may be taken there now."""
-        if not self.ready.count and self.cold is not None:
-            before = -1
-            while not self.ready.count and before != self.cold.count:  # what was read may wait for its time
-                before = self.cold.count
+        """Have the next message in memory; whether something may be taken there now."""
+        if self.front() is not None:
+            return True
+        before = -1
+        while self.next_is_cold and before != self._on_disk:  # what was read may wait, or be lost
+            before = self._on_disk
+            run = self.ready.first() if self.ready.count else None
+            if run is not None and not self._is_behind_cold(run):
+                self._read_back(self.ready.upcoming(ITEMS))
+            elif self.cold is not None:
                 self.cold.fetch()
         return self.front() is not None
 
     @property
+    def _on_disk(self) -> int:
+        """How many messages are in the log alone."""
+        cold, log = self.cold, self.log
+        return (0 if cold is None else cold.count) + (0 if log is None else len(log.waiting.due))
+
+    @property
     def is_loading(self) -> bool:
         """Whether the next message is on its way from the log."""
-        return not self.ready.count and self.cold is not None and self.cold.reading
+        cold, log = self.cold, self.log
+        reading = (cold is not None and cold.reading) or (log is not None and bool(log.waiting.reading))
+        return reading and self.next_is_cold
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
         """Call it once, when what is on its way from the log is there."""

@@ -303,8 +303,7 @@ class Keys:
     def take_oldest(self, most: int) -> Run:
         """Take messages from the smallest number on, up to `most` of one run, whatever their key may have.
         Some must be there. They count as unacknowledged, as all that is taken."""
-        lanes = [lane for key in self._keys.values() for lane in key.lanes.values() if lane.count]
-        lane = min(lanes, key=lambda lane: lane.first().first)
+        lane = self._oldest()
         run, key = lane.take(most), lane.key
         self._count(key, -len(run.bodies))
         if self.per_key and key.name:
@@ -312,6 +311,14 @@ class Keys:
         if not lane.count:
             self._drop(lane)
         return run
+
+    def oldest(self) -> Run:
+        """The run that `take_oldest` takes from."""
+        return self._oldest().first()
+
+    def _oldest(self) -> _Lane:
+        lanes = [lane for key in self._keys.values() for lane in key.lanes.values() if lane.count]
+        return min(lanes, key=lambda lane: lane.first().first)
 
     def release(self, key: str, count: int = 1) -> None:
         """So many messages of a key are not unacknowledged any more: they have left, or return."""

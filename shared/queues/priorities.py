@@ -33,6 +33,10 @@ class Priorities:
         """The run of the next message. Some must be there."""
         return self._find_top().first()
 
+    def upcoming(self, most: int) -> list[Run]:
+        """As `Ready.upcoming`, of the highest priority. Some must be there."""
+        return self._find_top().upcoming(most)
+
     def first_number(self) -> int:
         """The smallest number. Some must be there."""
         return min([level.first_number() for level in self.levels if level.count])

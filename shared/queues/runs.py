@@ -153,6 +153,10 @@ class Ready:
         """The smallest number. Some must be there."""
         return self.first().first
 
+    def upcoming(self, most: int) -> list[Run]:
+        """About the first of what was requeued, as many runs as that."""
+        return [run for _, run in self.requeued[:most]]
+
     def add(self, run: Run, priority: int = 0) -> None:
         """Put messages behind all others of the row."""
         count = len(run.bodies)

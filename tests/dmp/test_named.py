@@ -146,6 +146,7 @@ async def test_what_came_out_of_the_midst_of_the_disk_outlives_a_purge_of_the_re
     queue = with_cold(world, monkeypatch, 30)
     await call(world, queue, "reschedule", position=20, delay="1s")
     world.advance(1.1)
+    assert ready(queue)[-1] == b"20"
     held = queue.row.take_out(20)
     assert held is not None
     queue.hold(held)

@@ -75,7 +75,7 @@ def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(
 def test_who_takes_gets_one_message_more_than_fits_in_his_room_and_the_rest_stays(
     sizes: list[int], most: int, room_bytes: int, returned: bool
 ) -> None:
-    row = Row(Memory(1 << 20, 1 << 20, unbounded(), Timers(lambda: 0.0, print)), Ready())
+    row = Row(Memory(1 << 20, 1 << 20, unbounded(), Timers(lambda: 0.0, print)), print, Ready())
     heads = {size: head(size=size) for size in sizes}
     runs = [Run(heads[size], [bytes(size)], number) for number, size in enumerate(sizes)]
     if returned:

@@ -20,6 +20,7 @@ from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.plugin import Context
+from shared.queues.cold import is_cold
 from shared.queues.runs import Run
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
@@ -208,8 +209,16 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 
 
 def ready(queue: Queue) -> list[bytes]:
-    """The bodies of what is ready, the next one out first."""
+    """The bodies of what is ready, the next one out first, with those that have waited on disk alone."""
+    while cold := [run for run in queue.row.ready if is_cold(run)]:
+        queue.later.read_back(cold)
+        assert not is_cold(cold[0])
     return [body for run in queue.row.ready for body in run.bodies]
+
+
+def in_memory(queue: Queue) -> list[Run]:
+    """The runs of what is ready that are not on disk alone."""
+    return [run for run in queue.row.ready if not is_cold(run)]
 
 
 def singles(queue: Queue) -> list[Run]:
