@@ -77,6 +77,8 @@ class DeadLetters:
         arrival there; where the disk refuses it they are back. Raises StoreError, and they are still yours.
         """
         head = run.head.sent_to(b"", target.name, run.head.properties)
+        if head.due_ms:  # it has waited
+            head.due_ms = 0
 
         def moved(done: "Ticket") -> None:
             if self._broker.was_taken_back(done):

@@ -587,6 +587,8 @@ class Cold(ColdReader):
                     continue
                 if message.head.large and number not in self.large:
                     continue  # a start has not found the body, and did not count it
+                if number >= self._ours and message.head.due_ms and not message.head.large:
+                    continue  # one that waits for its time, or has
                 message.tries = int(number < self._ours)
                 noted = self._queue_log.tried.get(number)
                 if noted is not None:

@@ -328,7 +328,7 @@ class Queue(RunQueue):
             self.lives.expire()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if run.head.due_ms and not self.row.has_cold and self.later.waits(run):
+            if run.head.due_ms and self._stands_apart(run):
                 if self.log is not None:
                     self.log.keep(run)
                 self.later.put(run)
@@ -336,6 +336,13 @@ class Queue(RunQueue):
             elif not self.row.add(run, may_cool=may_cool):
                 _leave_memory(self, (run,))
         self.dispatch_new()
+
+    def _stands_apart(self, run: Run) -> bool:
+        """Whether messages with a time wait for it, or are due at once: of these only large ones may stand
+        among what is cold."""
+        if self.row.cold is not None and not run.head.large:
+            return True
+        return not self.row.has_cold and self.later.waits(run)
 
     def dispatch_new(self) -> None:
         """More is ready, or cold: give out what can be given."""

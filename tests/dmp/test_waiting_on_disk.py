@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import trio
+from pamqp import commands
 
 from dmp import queue_log
 from dmp.cold_records import cold_message
 from dmp.once import HEADER
 from dmp.settings import DmpSettings
+from dmp.shown_properties import read
 from shared.errors import CorruptRecord, StoreError
 from shared.objects import ObjectMissing
 from shared.queues.cold import ColdMessages, due_of, place_of
@@ -289,3 +291,218 @@ async def test_where_not_even_the_index_can_be_read_what_is_due_stays_until_it_c
         assert world.broker.counts.failed_reads == 2
     world.advance(1.1)
     assert (ready(queue), queue.later.count) == ([b"x"], 0)
+
+
+def asked_depth(world: World) -> int:
+    """The `message_count` of a passive `queue.declare`."""
+    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", passive=True))
+    assert isinstance(answer, commands.Queue.DeclareOk)
+    return answer.message_count or 0
+
+
+def taken(world: World) -> list[bytes]:
+    """The first two bytes of the bodies of all that `basic.get` gives."""
+    queue, bodies = world.broker.queues[b"q"], list[bytes]()
+    while (run := queue.get(no_ack=True)) is not None:
+        bodies += run.bodies
+    world.settle()
+    return [body[:2] for body in bodies]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("hot_bytes", [0, 20_000])
+async def test_while_memory_is_scarce_what_is_due_counts_and_comes_in_its_place(
+    hot_bytes: int, crashes: bool
+) -> None:
+    world = await World.open(DmpSettings(hot_bytes=hot_bytes))
+    queue = world.queue(durable=True)
+    for number in range(40):  # the later ones are due first
+        headers = {"x-delay": 5000 - 100 * number} if number % 4 else {}
+        world.publish(b"", b"q", b"%02d" % number * 1000, properties=properties(True, **headers))
+        world.settle()
+    assert (asked_depth(world), queue.later.count) == (10, 30)
+    world.advance(3.05)
+    assert (asked_depth(world), queue.later.count) == (25, 15)
+    if crashes:
+        world = await world.again()
+        queue = world.broker.queues[b"q"]
+    world.advance(2)
+    assert (asked_depth(world), queue.later.count, queue.row.all_body_bytes) == (40, 0, 80_000)
+    assert sum(len(run) for run in in_memory(queue)) < 30
+    (row,) = [row for row in (await call(world, queue, "peek", limit=100))["items"] if row["position"] == 13]
+    assert "due" not in row
+    assert taken(world) == [b"%02d" % number for number in range(40)]
+    assert world.broker.memory.total_bytes == 0
+    world = await world.again()
+    assert (asked_depth(world), world.broker.counts.recovered) == (0, 0)
+
+
+async def test_what_is_due_amid_others_that_are_on_disk_alone_comes_amid_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch, 30)
+    for position in (12, 13, 20):
+        await call(world, queue, "reschedule", position=position, delay="1s")
+    world.advance(1.1)
+    assert (asked_depth(world), queue.later.count) == (30, 0)
+    assert taken(world) == [b"%02d" % number for number in range(30)]
+
+
+async def test_very_many_that_are_due_and_that_nobody_takes_take_little_memory() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue, many = world.queue(durable=True), 3000
+    for number in range(many):
+        world.publish(b"", b"q", b"%04d" % number * 500, properties=properties(True, **{"x-delay": 1000}))
+    world.settle()
+    for _ in range(20):
+        world.advance(0.1)
+    assert (queue.depth, queue.later.count) == (many, 0)
+    assert len(in_memory(queue)) <= 32
+    assert world.broker.memory.total_bytes < many * 500 + 100_000 < many * 2000 / 3
+
+
+@pytest.mark.parametrize("arguments", [{"per_key": 1}, {"per_key": 1, "fair": True}, {"max_priority": 3}, {}])
+async def test_what_is_due_on_disk_alone_goes_by_its_key_and_its_priority(
+    arguments: dict[str, int],
+) -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    table = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=table))
+    queue = world.broker.queues[b"q"]
+    for number in range(12):
+        said = {
+            "headers": {"x-delay": 1000, "x-key": "ab"[number >= 6]},
+            "priority": number % 4,
+        }
+        world.publish(b"", b"q", b"%02d" % number * 10_000, properties=read(said_of(said), persistent=True))
+    world.settle()
+    if "per_key" not in arguments:  # as a start finds it
+        world = await world.again()
+        queue = world.broker.queues[b"q"]
+    world.advance(1.1)
+    assert queue.depth == 12
+    order = [int(body) for body in taken(world)]
+    if "fair" in arguments:
+        assert order == [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]
+    elif "max_priority" in arguments:
+        assert order == [3, 7, 11, 2, 6, 10, 1, 5, 9, 0, 4, 8]
+    else:
+        assert order == [*range(12)]
+
+
+def said_of(properties: dict[str, object]) -> dict[str, object]:
+    return {"properties": properties}
+
+
+async def test_of_a_key_no_more_is_given_of_what_is_due_on_disk_alone_than_may_be_held() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = world.queue(durable=True, per_key=1)
+    for number in range(6):
+        message = properties(True, **{"x-delay": 1000, "x-key": "ab"[number >= 3]})
+        world.publish(b"", b"q", b"%d" % number * 20_000, properties=message)
+    world.settle()
+    taker = Taker(no_ack=False, room=10)
+    queue.add_consumer(taker)
+    world.advance(1.1)
+    assert [run.first for run in taker.messages] == [0, 3]
+    queue.settle(taker.messages[:1])
+    world.advance(0)
+    assert [run.first for run in taker.messages] == [0, 3, 1]
+
+
+async def scarce_world() -> World:
+    """One in which memory is scarce."""
+    world = await World.open(DmpSettings(hot_bytes=0))
+    world.queue(b"in the way")
+    world.publish(b"", b"in the way", b"x")
+    return world
+
+
+async def test_what_is_due_on_disk_alone_expires_is_dropped_cancelled_put_off_and_purged() -> None:
+    world = await scarce_world()
+    queue = world.queue(durable=True, messages_max=20, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    dead = world.queue(b"dead", durable=True)
+    for number in range(30):
+        said = {"headers": {"x-delay": 1000}, **({"expiration": "2000"} if number in (11, 13) else {})}
+        world.publish(b"", b"q", b"%02d" % number * 10_000, properties=read(said_of(said), persistent=True))
+    world.settle()
+    world.advance(1.1)
+    world.settle()
+    assert (queue.depth, dead.depth) == (20, 10)
+    assert not any(run.first in (15, 20) for run in in_memory(queue))
+    (shown,) = (await call(world, queue, "job", position=15))["items"]
+    assert (shown["text"][:2], shown["state"]) == ("15", "ready")
+    assert await call(world, queue, "cancel", position=15) == {"cancelled": 1}
+    assert await call(world, queue, "reschedule", position=20, delay="5s") == {"rescheduled": 1}
+    assert (queue.depth, queue.later.count) == (18, 1)
+    shown = (await call(world, queue, "peek", limit=4))["items"]
+    assert [row["text"][:2] for row in shown] == ["10", "11", "12", "13"]
+    run = queue.get(no_ack=True)
+    assert run is not None
+    world.advance(2)
+    world.settle()
+    assert queue.depth == 16, "the next one has expired, and behind it one that was next then"
+    world.advance(4)
+    assert (queue.depth, queue.later.count) == (17, 0)
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert (queue.depth, queue.purge()) == (17, 17)
+    world.settle()
+    assert (queue.depth, (await world.again()).broker.queues[b"q"].depth) == (0, 0)
+
+
+async def test_a_purge_takes_what_is_due_on_disk_alone_and_a_redrive_sees_it() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue, other = world.queue(durable=True), world.queue(b"other", durable=True)
+    for number in range(40):
+        world.publish(b"", b"q", b"%02d" % number * 10_000, properties=properties(True, **{"x-delay": 1000}))
+    world.settle()
+    world.advance(1.1)
+    with trio.fail_after(10):
+        assert (await call(world, queue, "move", to="other", limit=10))["moved"] == 10
+    assert (queue.depth, other.depth) == (30, 10)
+    assert queue.purge() == 30
+    world.settle()
+    world.finish_work()
+    assert queue.loaded_bytes == 0
+    again = (await world.again()).broker.queues
+    assert (again[b"q"].depth, again[b"other"].depth) == (0, 10)
+
+
+async def test_the_oldest_of_held_keys_is_dropped_from_the_disk_where_too_many_are_due() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = world.queue(durable=True, per_key=1, messages_max=3)
+    publish(world, b"held", x_key="k")
+    taker = Taker(no_ack=False, room=10)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    for number in range(6):
+        message = properties(True, **{"x-delay": 1000, "x-key": "k"})
+        world.publish(b"", b"q", b"%d" % number * 20_000, properties=message)
+    world.settle()
+    world.advance(1.1)
+    world.advance(0.1)
+    assert (queue.depth, [body[:1] for body in ready(queue)]) == (3, [b"3", b"4", b"5"])
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_one_that_is_not_to_live_goes_to_who_has_room_however_long_the_disk_takes(
+    world: World, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    asked: list[tuple[int, Callable[[object], None]]] = []
+    queue, taker = world.queue(durable=True), Taker(no_ack=True)
+    said = {"headers": {"x-delay": 1000}, "expiration": "0"}
+    world.publish(b"", b"q", b"x", properties=read(said_of(said), persistent=True))
+    world.settle()
+    records = list[object]()
+    assert queue.log is not None
+    queue.log.log.read(0, 1 << 20, records.append)
+    if there:
+        queue.add_consumer(taker)
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "read", lambda log, offset, most, done: asked.append((offset, done)))
+        world.advance(1.001)
+        world.advance(0.02)
+        asked.pop()[1](records[0])
+    world.advance(0.1)
+    assert (taker.bodies, queue.depth) == ([b"x"] if there else [], 0)
