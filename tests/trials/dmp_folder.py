@@ -17,13 +17,11 @@ from pamqp.header import ContentHeader
 from dmp.amqp.wire import encode
 from tests.support.server import until
 from tests.trials.dmp_judge import judge
-from tests.trials.dmp_ledger import KEYED, LATER, QUEUES, DmpBook
+from tests.trials.dmp_ledger import KEYED, QUEUES, DmpBook
 from tests.trials.dmp_load import DELAYS_MS, LATE_SECONDS, Asking, DmpLoad
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 
 Shown = Mapping[str, tuple[bytes, ...]]
-REST_SECONDS = 0.5
-"""A server whose memory is scarce looks each 0.1 s whether it may read back what is due."""
 _TOGETHER = 32
 """So many are asked for at once."""
 
@@ -67,8 +65,6 @@ class DmpAdapter(Adapter):
         """What was taken of queues with keys may be back."""
         if name in KEYED:
             return set(now.get(name, ())) <= set(before.get(name, ()))
-        if name == LATER:
-            return set(now.get(name, ())) == set(before.get(name, ()))
         return super().same(name, before, now)
 
 
@@ -81,11 +77,9 @@ def look(address: tuple[str, int], *, give_back: bool) -> Shown:
         shown = {name: tuple(drain(asking, name, depths[name])) for name in KEYED if name in depths}
     with Asking(address) as asking:
         depths |= dict.fromkeys(shown, 0)
-        for name in [name for name in depths if name not in KEYED]:
-            shown[name] = tuple(take(asking, name, depths[name]))
-        if LATER in depths:
-            shown[LATER] += tuple(take_rest(asking, LATER))
-            depths[LATER] = len(shown[LATER])
+        shown |= {
+            name: tuple(take(asking, name, depth)) for name, depth in depths.items() if name not in KEYED
+        }
         if give_back:
             asking.send(encode(commands.Basic.Nack(0, True, True), 1))
             _await_depths(asking, depths)
@@ -120,21 +114,6 @@ def take(asking: Asking, name: str, depth: int) -> list[bytes]:
         if got is None:
             raise ValueError(f"{name}: of {depth} messages {len(bodies)} came")
         bodies.append(got[0])
-    return bodies
-
-
-def take_rest(asking: Asking, name: str) -> list[bytes]:
-    """The bodies of what is due and does not count as ready: where memory is scarce it is on the disk until
-    what is ready has gone. These, too, are back once the connection ends."""
-    bodies: list[bytes] = []
-    give_up = time.monotonic() + REST_SECONDS
-    while time.monotonic() < give_up:
-        asking.send(encode(commands.Basic.Get(0, name, False), 1))
-        if (got := _got(asking)) is None:
-            time.sleep(LATE_SECONDS / 10)
-            continue
-        bodies.append(got[0])
-        give_up = time.monotonic() + REST_SECONDS
     return bodies
 
 

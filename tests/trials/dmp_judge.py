@@ -6,7 +6,7 @@ A publish to several queues is in all of them or in none. In a queue with keys t
 import math
 from collections.abc import Mapping, Sequence
 
-from tests.trials.dmp_ledger import KEYED, LATER, DmpBook
+from tests.trials.dmp_ledger import KEYED, DmpBook
 from tests.trials.queue_judge import judge_order, judge_queue, settle_queue
 from tests.trials.queue_ledger import Message
 from tests.trials.tally import Verdict
@@ -24,7 +24,7 @@ def judge(book: DmpBook, shown: Shown, until: float = math.inf) -> Verdict:
     verdict = Verdict()
     positions = {}
     in_order = {**shown}
-    for name in {*KEYED, LATER} & shown.keys():  # what was due while memory was scarce came last
+    for name in KEYED.keys() & shown.keys():
         in_order[name] = book.queues[name].in_order(shown[name])
     for name, queue in book.queues.items():
         found = judge_queue(queue, in_order.get(name), until)
