@@ -337,15 +337,22 @@ async def test_while_memory_is_scarce_what_is_due_counts_and_comes_in_its_place(
     assert (asked_depth(world), world.broker.counts.recovered) == (0, 0)
 
 
+@pytest.mark.parametrize("consumer", [False, True])
 async def test_what_is_due_amid_others_that_are_on_disk_alone_comes_amid_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, consumer: bool
 ) -> None:
+    monkeypatch.setattr(queue_log, "READ_BYTES", 300)
     queue = with_cold(world, monkeypatch, 30)
     for position in (12, 13, 20):
         await call(world, queue, "reschedule", position=position, delay="1s")
     world.advance(1.1)
     assert (asked_depth(world), queue.later.count) == (30, 0)
-    assert taken(world) == [b"%02d" % number for number in range(30)]
+    taker = Taker(no_ack=True)
+    if consumer:
+        queue.add_consumer(taker)
+        queue.dispatch()
+        world.finish_work()
+    assert (taker.bodies or taken(world)) == [b"%02d" % number for number in range(30)]
 
 
 async def test_very_many_that_are_due_and_that_nobody_takes_take_little_memory() -> None:
@@ -483,6 +490,8 @@ async def test_the_oldest_of_held_keys_is_dropped_from_the_disk_where_too_many_a
     world.advance(1.1)
     world.advance(0.1)
     assert (queue.depth, [body[:1] for body in ready(queue)]) == (3, [b"3", b"4", b"5"])
+    world.settle()
+    assert (await world.again()).broker.counts.recovered == 4, "the one that is held, too"
 
 
 @pytest.mark.parametrize("there", [False, True])
