@@ -1,6 +1,8 @@
 """Memory that is not there: a commit is refused or ends as it must, and the store goes on."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -157,3 +159,19 @@ async def test_where_a_thread_finds_no_memory_to_begin_the_loop_does_its_work(
 ) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", without_memory(trio.to_thread.run_sync))
     assert await Threads()(lambda: 5) == 5
+
+
+async def test_what_a_commit_may_give_up_takes_no_memory_and_is_kept_again() -> None:
+    before = resident_bytes()
+    kept = [committer.address_space(64 << 20) for _ in range(4)]
+    assert resident_bytes() - before < 64 << 20
+    for spare in kept:
+        spare.close()
+    _, store = await fresh_store(ROOMY)
+    store._committer.spare.close()
+    store._committer.look_at_memory()
+    assert not store._committer.spare.closed
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
