@@ -25,6 +25,7 @@ from dmp.message import Head
 from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
+from dmp.tries import uncounted
 from shared.errors import StoreError
 from shared.queues.deaths import Death
 from shared.queues.runs import Run
@@ -195,7 +196,9 @@ class DeadLetters:
         None: nothing waits for the disk.
         """
         broker, log = self._broker, queue.log
-        coming = [(target, head, run.bodies) for target in targets]
+        coming = [
+            (target, uncounted(head) if target.counts_tries else head, run.bodies) for target in targets
+        ]
         if log is None or run.offset < 0 or queue.deleted or not any(target.durable for target in targets):
             log, ticket = None, broker.append(coming, moved=True)
         else:
