@@ -63,6 +63,14 @@ class Capacity:
                 room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
 
+    def rejects_now(self, head: Head) -> bool:
+        """Whether the queue rejects such a message, and would take it if it had fewer."""
+        arguments = self._queue.kind.arguments
+        if not arguments.rejects or self.room_for(head, 1):
+            return False
+        fits = arguments.bytes_max is None or head.body_bytes <= arguments.bytes_max
+        return fits and arguments.messages_max != 0
+
     def surplus(self) -> int:
         """How many of the next ones are too much, if they are alike; maybe more than there are."""
         arguments, row, surplus = self._queue.kind.arguments, self._queue.row, 0
