@@ -197,9 +197,9 @@ class DeadLetters:
         broker, log = self._broker, queue.log
         coming = [(target, head, run.bodies) for target in targets]
         if log is None or run.offset < 0 or queue.deleted or not any(target.durable for target in targets):
-            log, ticket = None, broker.append(coming)
+            log, ticket = None, broker.append(coming, moved=True)
         else:
-            ticket = broker.append(coming, {queue: [run]}, reserved=True)
+            ticket = broker.append(coming, {queue: [run]}, reserved=True, moved=True)
         if ticket is None:
             queue.leave([run])
             return None

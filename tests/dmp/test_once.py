@@ -76,6 +76,37 @@ async def test_a_purge_a_death_and_a_move_make_a_key_new(world: World) -> None:
     assert ready(queue) == [b"4"]
 
 
+async def test_what_comes_from_another_queue_is_taken_though_its_key_is_known(world: World) -> None:
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue, dead = windowed(world, **arguments), world.queue(b"dead")
+    publish(world, "a", b"dies")
+    world.settle()
+
+    def die() -> None:
+        held = queue.get(no_ack=False)
+        assert held is not None
+        queue.reject([held])
+        world.settle()
+
+    die()
+    publish(world, "a", b"known")
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 0}
+    assert ready(queue) == [b"dies"]
+    world.advance(61)  # the first window has ended; the message is there, and has its name again
+    publish(world, "a", b"known")
+    (row,) = (await call(world, queue, "job", dedup="a"))["items"]
+    assert row["text"] == "dies"
+    die()
+    world.advance(61)
+    publish(world, "a", b"another")
+    world.publish(b"", b"dead", b"moved", properties=properties("a"))
+    world.settle()
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 1}
+    assert await call(world, dead, "move", to="q") == {"moved": 1, "left": 0}
+    world.settle()
+    assert ready(queue) == [b"another", b"dies", b"moved"]
+
+
 async def test_keys_are_known_after_a_restart(world: World) -> None:
     declared(world)
     assert world.broker.known_keys.table is None, "nothing asks for one"
