@@ -45,8 +45,10 @@ class Capacity:
 
     def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
         """How many of so many messages the queue will have, where it is `capped`; `before`: so many come
-        before."""
+        before. One whose key it knows adds nothing, and is never too much."""
         queue = self._queue
+        if queue.once is not None and not (head.died or queue.once.unseen(head, (b"",))):
+            return count
         waiting = queue.depth + queue.later.count + before
         waiting_bytes = queue.row.all_body_bytes + before_bytes
         if queue.paused or not queue.takers.have_room():  # else these do not stay
