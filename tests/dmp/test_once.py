@@ -19,9 +19,9 @@ def properties(key: Any, **more: Any) -> bytes:
     return read({"properties": {"headers": {"x-deduplication-header": key, **more}}}, persistent=True)
 
 
-def declared(world: World) -> Queue:
+def declared(world: World, **more: Any) -> Queue:
     """The durable queue `q`, by AMQP."""
-    arguments = {"x-message-deduplication": True}
+    arguments = {"x-message-deduplication": True, **more}
     Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=arguments))
     return world.broker.queues[b"q"]
 
@@ -138,6 +138,17 @@ async def test_who_sends_it_again_hears_no_sooner_than_who_sent_it_first(world: 
     world.settle()
     assert (third.error, ready(queue)) == (None, [b"3"])
     assert publish(world, "a", b"4") is None
+
+
+async def test_a_full_queue_that_rejects_confirms_what_it_has(world: World) -> None:
+    queue = declared(world, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    peer = Peer(world).login()
+    peer.ask(commands.Confirm.Select())
+    for key, body in (("a", b"1"), ("a", b"again"), ("b", b"2")):
+        peer.publish("", "q", body, properties=properties(key))
+        world.settle()
+    assert [value.name for _, value in peer.frames()] == ["Basic.Ack", "Basic.Ack", "Basic.Nack"]
+    assert (ready(queue), world.broker.counts.known) == ([b"1"], 1)
 
 
 async def test_several_of_a_key_in_one_run_are_one(world: World) -> None:
