@@ -58,6 +58,7 @@ class Admin:
         self._values = {
             **_QUEUE_VALUES,
             "oldest_seconds": self._oldest_seconds,
+            "dead": broker.dead_letters.waiting,
             "dead_obstacle": self._dead_obstacle,
         }
         self.objects: Sequence[Objects] = (
@@ -171,9 +172,12 @@ class Admin:
         }
 
     def _dead_obstacle(self, queue: Queue) -> str | None:
-        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        """Why dead letters of a queue wait, or are lost, as far as a name that is not there tells."""
         arguments = queue.kind.arguments
         exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        full = self._broker.dead_letters.full_target(queue)
+        if full is not None:
+            return f"queue {full} is full"
         if exchange is None:
             return None
         if exchange not in self._broker.exchanges:
@@ -472,7 +476,6 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "ready": attrgetter("depth"),
     "held": attrgetter("held"),
     "delayed": lambda queue: queue.later.count,
-    "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "ready_keys": lambda queue: None if queue.row.keys is None else queue.row.keys.ready_keys,
     "redelivered": lambda queue: queue.redelivered or {},

@@ -210,13 +210,15 @@ class Broker:
         leaving: Mapping[Queue, Sequence[Run]] = NOTHING_LEAVES,
         *,
         reserved: bool = False,
+        moved: bool = False,
     ) -> Ticket | None:
         """Put runs into queues, full or not, and have the records written that messages leave queues.
 
         What needs a record is one entry of the journal: after a crash all of it is there, or nothing. The
         caller tells the logs of queues that messages leave what became of the ticket (`QueueLog.part`).
-        `reserved`: it may use the room that is kept for what leaves. Raises StoreError; then nothing has
-        changed.
+        `reserved`: it may use the room that is kept for what leaves. `moved`: they were in other queues, and
+        are taken whatever their keys (`Once`): nobody else has them. So are dead letters. Raises StoreError;
+        then nothing has changed.
         """
         parts: list[tuple[Log, bytes, int]] = []
         logged: list[tuple[Queue, Run]] = []
@@ -227,7 +229,11 @@ class Broker:
         for run in runs:
             queue, head, bodies = run
             log = queue.log
-            if queue.once is not None and len(fresh := queue.once.unseen(head, bodies)) < len(bodies):
+            if (
+                queue.once is not None
+                and not (moved or head.died)
+                and len(fresh := queue.once.unseen(head, bodies)) < len(bodies)
+            ):
                 self.counts.known += len(bodies) - len(fresh)
                 there.append(queue)
                 run = queue, head, fresh

@@ -45,8 +45,10 @@ class Capacity:
 
     def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
         """How many of so many messages the queue will have, where it is `capped`; `before`: so many come
-        before."""
+        before. One whose key it knows adds nothing, and is never too much."""
         queue = self._queue
+        if queue.once is not None and not (head.died or queue.once.unseen(head, (b"",))):
+            return count
         waiting = queue.depth + queue.later.count + before
         waiting_bytes = queue.row.all_body_bytes + before_bytes
         if queue.paused or not queue.takers.have_room():  # else these do not stay
@@ -62,6 +64,14 @@ class Capacity:
             if arguments.bytes_max is not None:
                 room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
+
+    def rejects_now(self, head: Head) -> bool:
+        """Whether the queue rejects such a message, and would take it if it had fewer."""
+        arguments = self._queue.kind.arguments
+        if not arguments.rejects or self.room_for(head, 1):
+            return False
+        fits = arguments.bytes_max is None or head.body_bytes <= arguments.bytes_max
+        return fits and arguments.messages_max != 0
 
     def surplus(self) -> int:
         """How many of the next ones are too much, if they are alike; maybe more than there are."""

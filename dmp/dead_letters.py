@@ -8,7 +8,8 @@ all that expires behind a message that lived longer, or all that a consumer reje
 delivered in turns of the loop. Queues take turns, one letter each, so that many of one queue do not
 delay the few of another. A letter that waits for its turn is in no queue and counts as memory. Its record
 stands, so a restart has it in its old queue again. So does one that the disk refuses to move, which waits a
-second longer.
+second longer. Where all queues that a letter goes to are full, and reject what comes, it waits so, too, and
+those of its queue behind it. They stay in order, and one is tried each second, however many wait.
 """
 
 import datetime
@@ -25,6 +26,7 @@ from dmp.message import Head
 from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
+from dmp.tries import uncounted
 from shared.errors import StoreError
 from shared.queues.deaths import Death
 from shared.queues.runs import Run
@@ -54,6 +56,8 @@ class DeadLetters:
     _retry_at: float = math.inf  # then these wait for their turn again
     _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
+    _parked: dict[Queue, str] = attrs.Factory(dict)
+    """Queues whose next letter has no room, each with the queue that is full."""
     _busy: bool = False
 
     def add(self, queue: Queue, runs: Sequence[Run], reason: str) -> None:
@@ -71,6 +75,14 @@ class DeadLetters:
             letters = self._waiting[queue] = deque()
             self._turns.append(queue)
         letters += [(run, reason) for run in runs]
+
+    def waiting(self, queue: Queue) -> int:
+        """How many letters of a queue wait for their turn."""
+        return sum([len(run) for run, _ in self._waiting.get(queue, ())])
+
+    def full_target(self, queue: Queue) -> str | None:
+        """The queue that has no room for the next letter; None: that is not tried, or has room."""
+        return self._parked.get(queue)
 
     def send_to(self, queue: Queue, run: Run, target: Queue) -> "Ticket | None":
         """Have messages that were taken off the front of `queue` be in another one. The ticket: of their
@@ -111,6 +123,8 @@ class DeadLetters:
             self._retry_at = math.inf
             for queue, message, reason in refused:
                 self._wait(queue, (message,), reason)
+            self._turns += self._parked
+            self._parked = {}
         self._deliver_some()
 
     def _deliver_some(self) -> None:
@@ -122,6 +136,12 @@ class DeadLetters:
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
                 message, reason = letters[0]
+                head = letter_head(self._broker, queue, message.head, reason)
+                targets = self._targets(head)
+                full = self._full(head, targets)
+                if full is not None:
+                    self._park(queue, full)
+                    continue
                 if len(message.bodies) > 1:
                     message = message.cut(1)
                 else:
@@ -130,7 +150,7 @@ class DeadLetters:
                     self._turns.append(queue)
                 else:
                     del self._waiting[queue]
-                queues = self._deliver(queue, message, reason)
+                queues = self._deliver(queue, message, reason, head, targets)
         finally:
             self._busy = False
             self._go_on()
@@ -140,19 +160,43 @@ class DeadLetters:
         timers = self._broker.timers
         if self._turns:
             timers.set(self, timers.now())
-        elif self._refused:
+        elif self._retry_at < math.inf:
             timers.set(self, self._retry_at)
 
-    def _deliver(self, queue: Queue, message: Run, reason: str) -> int:
-        """Put it where its exchange says, or lose it. Returns to how many queues it goes."""
+    def _targets(self, head: Head) -> Sequence[Queue]:
+        """Where its exchange says that a letter goes."""
+        with suppress(Refusal):  # the exchange is not there, or its keys cost too much
+            return without_circles(head, self._broker.route(head.exchange, head))
+        return ()
+
+    def _full(self, head: Head, targets: Sequence[Queue]) -> Queue | None:
+        """A queue that a letter goes to, where each of them rejects it now: a publisher would be told."""
+        all_full = all(target.capacity.rejects_now(head) for target in targets)
+        return targets[0] if targets and all_full else None
+
+    def _park(self, queue: Queue, full: Queue) -> None:
+        broker = self._broker
+        self._parked[queue] = shown(full.name)
+        self._retry_soon()
+        if broker.timers.now() >= self._tell_at:
+            self._tell_at = broker.timers.now() + TELL_SECONDS
+            broker.log.warning(
+                "dead letters wait: the queue that they go to is full, and rejects what comes; consume or "
+                "purge it, or raise its limit",
+                queue=shown(queue.name),
+                full=shown(full.name),
+            )
+
+    def _retry_soon(self) -> None:
+        if self._retry_at == math.inf:
+            self._retry_at = self._broker.timers.now() + RETRY_SECONDS
+
+    def _deliver(self, queue: Queue, message: Run, reason: str, head: Head, targets: Sequence[Queue]) -> int:
+        """Put it there, or lose it. Returns to how many queues it goes."""
         broker = self._broker
         counted = message in self._counted
         self._counted.discard(message)
-        head = letter_head(broker, queue, message.head, reason)
-        targets: Sequence[Queue] = ()
-        with suppress(Refusal):  # the exchange is not there, or its keys cost too much
-            targets = without_circles(head, broker.route(head.exchange, head))
-            targets = broker.with_room(head, targets)
+        targets = broker.with_room(head, targets)
         if not targets:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
@@ -173,8 +217,7 @@ class DeadLetters:
                 return
             self._refused.append((queue, message, reason))
             self._counted.add(message)
-            if self._retry_at == math.inf:
-                self._retry_at = broker.timers.now() + RETRY_SECONDS
+            self._retry_soon()
             self._go_on()
 
         try:
@@ -195,11 +238,13 @@ class DeadLetters:
         None: nothing waits for the disk.
         """
         broker, log = self._broker, queue.log
-        coming = [(target, head, run.bodies) for target in targets]
+        coming = [
+            (target, uncounted(head) if target.counts_tries else head, run.bodies) for target in targets
+        ]
         if log is None or run.offset < 0 or queue.deleted or not any(target.durable for target in targets):
-            log, ticket = None, broker.append(coming)
+            log, ticket = None, broker.append(coming, moved=True)
         else:
-            ticket = broker.append(coming, {queue: [run]}, reserved=True)
+            ticket = broker.append(coming, {queue: [run]}, reserved=True, moved=True)
         if ticket is None:
             queue.leave([run])
             return None

@@ -59,10 +59,10 @@ class Once:
 
     def row(self, run: Run) -> Row | None:
         """The row of messages that just came, where their key outlives the process."""
-        key = run.head.text_in(HEADER)
-        if self.kept is None or not (key and self.window_ms):
+        if self.kept is None or not self.window_ms:
             return None
-        return self.kept.row(self._queue, key, self._now_ms() + self.window_ms)
+        until_ms = self._now_ms() + self.window_ms
+        return next((self.kept.row(self._queue, key, until_ms) for key in self._keys_of((run,))), None)
 
     def found(self, run: Run) -> None:
         """A start has found messages."""
@@ -104,7 +104,7 @@ class Once:
 
     def _add(self, run: Run, until_ms: int) -> None:
         key = run.head.text_in(HEADER)
-        if key and self._seen.number_of(key, 0) is None:
+        if key and self._seen.waiting(key) is None:
             self._seen.add(key, run.first, until_ms)
 
     def _keys_of(self, runs: Iterable[Run]) -> Iterable[str]:

@@ -222,6 +222,10 @@ class Queue(RunQueue):
 
     # -- in
 
+    @property
+    def counts_tries(self) -> bool:
+        return self._tries is not None
+
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
         """A run of messages that need no log. Those of large bodies wait until these are written.
 

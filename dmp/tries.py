@@ -103,6 +103,14 @@ class Tries:
         return min(self.retry_ms << min(tries - 1, 40), max(self.retry_max_ms, self.retry_ms))
 
 
+def uncounted(head: Head) -> Head:
+    """The head of the same messages in a queue that counts failed tries of its own."""
+    if head.noted.headers is None or COUNT.encode() not in head.properties:
+        return head
+    table = without_field(head.properties[slice(*head.noted.headers)], COUNT.encode())
+    return head.sent_to(head.exchange, None, with_headers(head.properties, table))
+
+
 def timed(head: Head | ColdHead, due_ms: int, *, by_clock: bool) -> Head | ColdHead:
     """The head of the same messages at another time (Unix ms), 0: at once."""
     if isinstance(head, ColdHead):

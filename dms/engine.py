@@ -1486,7 +1486,7 @@ class Engine:
             if letters:
                 ticket = target.produce(letters, size, moved=True)
             for form, (head, body) in zip(forms, jobs, strict=True):
-                ticket = target.made_for_jobs().add(form, body, head.dedup, moved=True)
+                ticket = target.made_for_jobs().add(form, body, head.dedup, head.known_until, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
@@ -1509,7 +1509,7 @@ class Engine:
                 size = len(record) - jobs_at
                 target.log.appended(forms, size, offset + jobs_at, target.jobs.tail, ticket)
                 for head, body in jobs:
-                    target.jobs.came(body, head.dedup, 0, ticket)
+                    target.jobs.came(body, head.dedup, head.known_until, ticket)
         source.drop(runs)
         return ticket
 

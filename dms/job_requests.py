@@ -28,6 +28,7 @@ REQUESTS_KEPT, KEPT_BYTES_MAX = 256, 512
 than the second is not kept: nobody is charged for it."""
 NACK_TEXT_BYTES_MAX = 500
 _DELAY_BYTES = 4
+_NO_HEADERS = "headers is an object of texts, in UTF-8, and numbers"
 
 
 @attrs.frozen
@@ -63,7 +64,7 @@ def _job_request(text: bytes) -> JobRequest:
     _one_time_at_most(said)
     return JobRequest(
         delay_ms=_number(said, "delay_ms", MS_MAX),
-        at_ms=_number(said, "at", SEQ_MAX) or 0,
+        at_ms=_at_ms(said),
         ttl_ms=_number(said, "ttl_ms", MS_MAX),
         priority=_number(said, "priority", PRIORITY_MAX) or 0,
         key=_text(said, "key"),
@@ -86,7 +87,7 @@ def job_time_untrusted(text: bytes, now_ms: int) -> tuple[MessageName, NewTime]:
     _one_time_at_most(said)
     if "at" not in said and "delay_ms" not in said:
         raise malformed("either at or delay_ms says when")
-    at_ms = _number(said, "at", SEQ_MAX) or 0
+    at_ms = _at_ms(said)
     _check_time(at_ms, now_ms)
     return _name(said), NewTime(_number(said, "delay_ms", MS_MAX), at_ms)
 
@@ -147,6 +148,12 @@ def _number(said: Mapping[str, Any], key: str, most: int, least: int = 0) -> int
     return value
 
 
+def _at_ms(said: Mapping[str, Any]) -> int:
+    """0: no time was said. The Unix time 0 was said where it is 1, which has passed as well."""
+    at_ms = _number(said, "at", SEQ_MAX)
+    return 0 if at_ms is None else max(at_ms, 1)
+
+
 def _check_time(at_ms: int, now_ms: int) -> None:
     if at_ms > now_ms + MS_MAX:
         raise malformed("at is a Unix time in milliseconds, at most ten years from now")
@@ -171,10 +178,13 @@ def may_be_text(value: str) -> bool:
 def _headers(said: Mapping[str, Any]) -> Mapping[str, Any]:
     headers = said.get("headers", {})
     if not isinstance(headers, dict) or not all(map(_may_be_header, headers.values())):
-        raise malformed("headers is an object of texts and numbers")
+        raise malformed(_NO_HEADERS)
     if not headers:
         return headers
-    size = len(_encoded(_compact(headers)))
+    try:
+        size = len(_compact(headers).encode())
+    except UnicodeEncodeError:
+        raise malformed(_NO_HEADERS) from None
     if size > HEADERS_BYTES_MAX:
         raise malformed(f"headers is {size} bytes of JSON; at most {HEADERS_BYTES_MAX}")
     return headers

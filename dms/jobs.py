@@ -217,10 +217,12 @@ class Jobs:
         """The forms of jobs that come from another queue, where their place, key and lifetime were others."""
         queue = self.queue
         for head, _ in jobs:
-            head.behind, head.known_until, head.text = queue.tail, 0, ""  # its key came, but not here
+            head.behind, head.text = queue.tail, ""
             head.expires = due_at(now, queue.options.ttl_ms) if queue.options.ttl_ms else 0
-            if head.dedup and self._seen.number_of(head.dedup, now) is not None:
+            if self._seen.waiting(head.dedup) is not None:
                 head.dedup = ""
+            dedup_ms = queue.options.dedup_ms if head.dedup else 0
+            head.known_until = due_at(now, dedup_ms) if dedup_ms else 0
         return [pack_job(0, head, body) for head, body in jobs]
 
     def came(self, body: bytes, dedup: str, known_until: int, ticket: Ticket | None) -> None:
@@ -729,7 +731,8 @@ class DueSchedules:
                 continue
             try:
                 asked = JobRequest(headers={"scheduled": time})
-                queue.made_for_jobs().produce(asked, each.schedule.body.encode(), done=self.done)
+                body = each.schedule.body.encode(errors="replace")  # versions before took any text
+                queue.made_for_jobs().produce(asked, body, done=self.done)
                 queue.engine.counts.scheduled += 1
             except Refusal as refusal:
                 self.due[self.due.index(each)] = Due(each.schedule, before)

@@ -111,6 +111,10 @@ def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
         except ValueError as error:
             raise malformed(f"option {key}: {error}") from None
     try:
+        "".join(schedule.get("body", "") for schedule in asked.get("schedule") or ()).encode()
+    except UnicodeEncodeError:  # not in `Schedule.parse`: a queue that has such a body already opens
+        raise malformed("option schedule: body is a text in UTF-8") from None
+    try:
         QueueSettings(**{key: value for key, value in asked.items() if key not in _PARSED})
     except (TypeError, ValueError) as error:
         raise malformed(f"an option is out of range: {error.args[0]}") from None

@@ -10,7 +10,7 @@ RATE_MAX = 10_000_000
 """More messages a second than any machine passes on."""
 _ROUNDING = 1e-9
 """A token of which so little lacks is whole: the wait for the rest would be shorter than the clock tells."""
-_RATE = re.compile(r"(\d+(?:\.\d+)?)/s")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)/s", re.ASCII)
 
 
 @attrs.frozen

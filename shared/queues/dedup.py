@@ -45,7 +45,11 @@ class SeenKeys:
         return number if number in self._inside else None
 
     def add(self, key: str, number: int, until: int) -> None:
-        """A message comes with a key that was not known; `until`: when its window ends, 0: it has none."""
+        """A message comes with a key that no message in the queue has; `until`: when its window ends, 0: it
+        has none. The window of a message that had the key before ends here."""
+        before = self._numbers.get(key)
+        if before is not None and before != number:
+            self._windows.take(before)
         self.back(key, number)
         if until:
             self._windows.add(number, until, key)

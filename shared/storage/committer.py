@@ -6,6 +6,7 @@ offsets follow from it. `Commit.run` touches nothing that the loop reads; all el
 """
 
 import math
+import mmap
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -403,7 +404,7 @@ class Commit:
                 try:
                     self._apply_append(part)
                 except MemoryError:  # it must be done, for the journal has it: with what is kept for this
-                    self.committer.spare.clear()
+                    self.committer.spare.close()
                     self._apply_append(part)
 
     def _remove(self, log: Log) -> None:
@@ -497,6 +498,14 @@ def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
         files.damage.in_log(log.id, log.file.path, start, end - start)
 
 
+def address_space(size: int) -> mmap.mmap:
+    """Address space of the process that nothing is written to: it takes no memory. Raises MemoryError."""
+    try:
+        return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a bytearray's zeros are written
+    except OSError as error:
+        raise MemoryError from error
+
+
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Committer:
     """One per store; the parts that write beside it share its disk, files, clock, settings and threads.
@@ -544,7 +553,7 @@ class Committer:
     _busy: bool = False
     _running: bool = False
     _memory_short: bool = False
-    spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
+    spare: mmap.mmap = attrs.Factory(lambda: address_space(_SPARE_BYTES))
     """Memory that a commit gives up where there is no other."""
     _applying: bool = False
     _together: bool = False
@@ -1013,9 +1022,9 @@ class Committer:
 
     def look_at_memory(self) -> None:
         """Once a second: keep memory for commits that cannot do without, if there is some again."""
-        if len(self.spare) < _SPARE_BYTES:
+        if self.spare.closed:
             try:
-                self.spare = bytearray(_SPARE_BYTES)
+                self.spare = address_space(_SPARE_BYTES)
             except MemoryError:
                 self._say_memory_is_short()
                 return

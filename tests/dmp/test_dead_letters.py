@@ -13,8 +13,8 @@ from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.topology_table import SavedQueue
 from shared.access import ASKER, Access, parse_users
-from tests.dmp.test_admin import DEAD, call
-from tests.dmp.world import Taker, World, head, ready
+from tests.dmp.test_admin import DEAD, call, row
+from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 
 
 def dying(world: World, name: bytes = b"q") -> Queue:
@@ -164,3 +164,50 @@ async def test_a_redrive_puts_messages_only_where_who_asks_may_write() -> None:
             found = await call(world, dead, "redrive", dry_run=True)
             assert found == await call(world, dead, "redrive") == {"moved": moved, "left": 1 - moved}
     assert ready(queue) == [b"x"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_letters_wait_in_order_for_a_full_queue_that_rejects(world: World, durable: bool) -> None:
+    full = world.queue(b"full", durable=durable, messages_max=1, rejects=True)
+    other = world.queue(b"other", dead_letter_exchange=b"", dead_letter_key=b"dead")
+    dead = world.queue(b"dead")
+    source = world.queue(b"q", durable=durable, dead_letter_exchange=b"", dead_letter_key=b"full")
+    for body in (b"1", b"2", b"3"):
+        world.publish(b"", b"q", body, properties=PERSISTENT)
+        world.settle()
+        reject(world, source)
+    shown = row(world, source)
+    assert (ready(full), shown["dead"], shown["dead_obstacle"]) == ([b"1"], 2, "queue 'full' is full")
+    world.publish(b"", b"other", b"x")
+    reject(world, other)
+    assert ready(dead) == [b"x"], "those of other queues go on"
+    dead.get(no_ack=True)
+    for body in (b"1", b"2", b"3"):
+        assert ready(full) == [body]
+        full.get(no_ack=True)
+        world.advance(1.1)
+        world.settle()
+    shown = row(world, source)
+    assert (shown["dead"], shown["dead_obstacle"], world.broker.memory.total_bytes) == (0, None, 0)
+    assert world.broker.counts.dead_letters_lost == 0
+
+
+async def test_a_letter_that_waits_for_room_is_in_its_old_queue_after_a_restart(world: World) -> None:
+    world.queue(b"full", durable=True, messages_max=1, rejects=True)
+    world.publish(b"", b"full", b"there", properties=PERSISTENT)
+    source = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"full")
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+    reject(world, source)
+    world.advance(3)
+    world = await world.again()
+    assert [ready(world.broker.queues[name]) for name in (b"q", b"full")] == [[b"x"], [b"there"]]
+
+
+@pytest.mark.parametrize("limit", [{"messages_max": 0}, {"bytes_max": 3}])
+async def test_a_letter_that_never_has_room_is_lost(world: World, limit: dict[str, int]) -> None:
+    world.queue(b"full", rejects=True, **limit)
+    source = world.queue(b"q", dead_letter_exchange=b"", dead_letter_key=b"full")
+    world.publish(b"", b"q", b"long")
+    reject(world, source)
+    assert (row(world, source)["dead"], world.broker.counts.dead_letters_lost) == (0, 1)

@@ -19,9 +19,9 @@ def properties(key: Any, **more: Any) -> bytes:
     return read({"properties": {"headers": {"x-deduplication-header": key, **more}}}, persistent=True)
 
 
-def declared(world: World) -> Queue:
+def declared(world: World, **more: Any) -> Queue:
     """The durable queue `q`, by AMQP."""
-    arguments = {"x-message-deduplication": True}
+    arguments = {"x-message-deduplication": True, **more}
     Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=arguments))
     return world.broker.queues[b"q"]
 
@@ -76,6 +76,37 @@ async def test_a_purge_a_death_and_a_move_make_a_key_new(world: World) -> None:
     assert ready(queue) == [b"4"]
 
 
+async def test_what_comes_from_another_queue_is_taken_though_its_key_is_known(world: World) -> None:
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue, dead = windowed(world, **arguments), world.queue(b"dead")
+    publish(world, "a", b"dies")
+    world.settle()
+
+    def die() -> None:
+        held = queue.get(no_ack=False)
+        assert held is not None
+        queue.reject([held])
+        world.settle()
+
+    die()
+    publish(world, "a", b"known")
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 0}
+    assert ready(queue) == [b"dies"]
+    world.advance(61)  # the first window has ended; the message is there, and has its name again
+    publish(world, "a", b"known")
+    (row,) = (await call(world, queue, "job", dedup="a"))["items"]
+    assert row["text"] == "dies"
+    die()
+    world.advance(61)
+    publish(world, "a", b"another")
+    world.publish(b"", b"dead", b"moved", properties=properties("a"))
+    world.settle()
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 1}
+    assert await call(world, dead, "move", to="q") == {"moved": 1, "left": 0}
+    world.settle()
+    assert ready(queue) == [b"another", b"dies", b"moved"]
+
+
 async def test_keys_are_known_after_a_restart(world: World) -> None:
     declared(world)
     assert world.broker.known_keys.table is None, "nothing asks for one"
@@ -107,6 +138,17 @@ async def test_who_sends_it_again_hears_no_sooner_than_who_sent_it_first(world: 
     world.settle()
     assert (third.error, ready(queue)) == (None, [b"3"])
     assert publish(world, "a", b"4") is None
+
+
+async def test_a_full_queue_that_rejects_confirms_what_it_has(world: World) -> None:
+    queue = declared(world, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    peer = Peer(world).login()
+    peer.ask(commands.Confirm.Select())
+    for key, body in (("a", b"1"), ("a", b"again"), ("b", b"2")):
+        peer.publish("", "q", body, properties=properties(key))
+        world.settle()
+    assert [value.name for _, value in peer.frames()] == ["Basic.Ack", "Basic.Ack", "Basic.Nack"]
+    assert (ready(queue), world.broker.counts.known) == ([b"1"], 1)
 
 
 async def test_several_of_a_key_in_one_run_are_one(world: World) -> None:

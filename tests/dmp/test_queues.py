@@ -386,17 +386,10 @@ async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes(worl
     assert world.broker.counts.dropped_full == 4
 
 
-async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters(world: World) -> None:
+async def test_a_full_queue_by_bytes_rejects_too(world: World) -> None:
     queue = world.queue(b"full", bytes_max=10, rejects=True)
-    source = world.queue(b"q", dead_letter_exchange=b"", dead_letter_key=b"full")
     world.publish(b"", b"full", b"12345", b"123456", b"1234")
     assert ready(queue) == [b"12345", b"1234"]
-    world.publish(b"", b"q", b"12")
-    message = source.get(no_ack=False)
-    assert message is not None
-    source.reject([message])
-    assert queue.depth == 2
-    assert world.broker.counts.dead_letters_lost == 1
 
 
 async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resumed(world: World) -> None:

@@ -95,3 +95,25 @@ async def test_a_rate_is_kept_and_the_request_ends_in_time(
     before = len(pauses.slept)
     assert await call(world, dead, "redrive", rate="1000/s") == {"moved": 20, "left": 1}
     assert (ready(dead), len(pauses.slept)) == ([b"-"], before)
+
+
+async def test_what_goes_back_has_no_failed_tries_of_before_in_its_headers(world: World) -> None:
+    queue, dead = world.queue(b"one", durable=True, delivery_limit=1, **DEAD), world.queue(b"dead")
+
+    def counts_seen() -> list[int]:
+        counts = []
+        while (held := queue.get(no_ack=False)) is not None:
+            counts.append(held.head.headers.get("x-delivery-count", 0))
+            queue.requeue([held])
+        world.settle()
+        return counts
+
+    world.publish(b"", b"one", b"x", properties=PERSISTENT)
+    world.settle()
+    assert counts_seen() == [0, 1]
+    (letter,) = dead.ready
+    assert letter.head.headers["x-delivery-count"] == 2, "how often it was tried in all"
+    assert await call(world, dead, "redrive") == {"moved": 1, "left": 0}
+    world.settle()
+    assert counts_seen() == [0, 1]
+    assert ready(dead) == [b"x"]

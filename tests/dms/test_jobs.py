@@ -94,6 +94,12 @@ def test_a_job_does_not_come_before_its_time_and_holds_up_nobody(world: World, s
     assert [body for _, body in deliveries(worker.take())] == [b"later"]
 
 
+def test_the_first_moment_of_unix_time_is_a_time_that_has_passed(world: World) -> None:
+    peer = with_queue(world, options=b'{"delay_ms":60000}')
+    assert statuses(peer.produce_with("orders", b"at once", at=0)) == OK
+    assert [body for _, body in peer.consume("orders")] == [b"at once"]
+
+
 def test_jobs_stand_where_they_came(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", b"1", b"2")
@@ -434,9 +440,14 @@ def test_what_a_job_cannot_have_is_refused_by_name(said: dict[str, Any], named: 
 
 
 @pytest.mark.parametrize(
-    "text", [b"[]", b"", b"{", b"\xff", b'{"headers":{"a":NaN}}', b"[" * 3000, b'{"key":"\\ud800"}']
+    "text",
+    [
+        *(b"[]", b"", b"{", b"\xff", b"[" * 3000),
+        *(b'{"headers":{"a":NaN}}', b'{"headers":{"a":"\\ud800"}}', b'{"headers":{"\\ud800":1}}'),
+        b'{"key":"\\ud800"}',
+    ],
 )
-def test_what_is_no_object_is_refused(text: bytes) -> None:
+def test_what_is_no_object_of_texts_is_refused(text: bytes) -> None:
     peer = with_queue(World())
     frames = peer.ask(Type.PRODUCE_WITH, NAME + len(text).to_bytes(2) + text)
     assert statuses(frames) == [Status.PROTOCOL_ERROR]
@@ -511,6 +522,32 @@ def test_a_redrive_makes_a_job_again(world: World) -> None:
     ((_, about, body),) = peer.consume_with("orders")
     assert (about["key"], about["headers"], about["dedup"], body) == ("k", {"a": "b"}, "d", b"one")
     assert "dead" not in about
+
+
+def test_a_redriven_job_has_its_name_and_a_window_of_it_again() -> None:
+    world = World()
+    peer = with_queue(world, options=b'{"max_deliveries":1,"dead_letter":"dead","dedup_ms":60000}')
+    peer.create("dead")
+    peer.produce_with("orders", b"one", dedup="d")
+    ((held, _),) = peer.consume("orders")
+    peer.nack(held)
+    world.advance(50)
+    assert world.call("redrive", queue="dead") == {"moved": 1, "left": 0}
+
+    world.advance(20)  # the first window has ended, and the job is there
+    peer.produce_with("orders", b"again", dedup="d")
+    assert world.depths()["orders"] == 1
+    world.settle()
+    world.kill()
+    peer = world.connect()
+    assert statuses(peer.job(Type.RESCHEDULE, "orders", dedup="d", delay_ms=0)) == OK
+    assert statuses(peer.job(Type.CANCEL, "orders", dedup="d")) == OK
+    world.advance(20)
+    peer.produce_with("orders", b"again", dedup="d")
+    assert world.depths()["orders"] == 0
+    world.advance(45)  # the crash has set back ages by the last move
+    peer.produce_with("orders", b"another", dedup="d")
+    assert world.depths()["orders"] == 1
 
 
 # -- restarts

@@ -119,7 +119,12 @@ schedule = [{every = "10m", body = "of settings"}, {cron = "30 * * * *", body = 
 
 
 @pytest.mark.parametrize(
-    "schedule", ["x", {}, ["x"], [{"every": "1ms"}], [{"cron": "x"}], [{"every": "1h"}] * 33, 1]
+    "schedule",
+    [
+        *("x", {}, ["x"], 1),
+        *([{"every": "1ms"}], [{"cron": "x"}], [{"every": "1h"}] * 33),
+        [{"every": "1h", "body": "\ud800"}],
+    ],
 )
 def test_what_is_no_schedule_is_refused_by_name(schedule: object) -> None:
     peer = World().connect()

@@ -39,7 +39,9 @@ def test_whoever_waits_as_long_as_told_may_pass_one(rate: float) -> None:
     assert bucket.wait_seconds == 0
 
 
-@pytest.mark.parametrize("text", ["", "1", "0/s", "-1/s", "1/m", "1e3/s", "9" * 40 + "/s", "10000001/s"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "0/s", "-1/s", "1/m", "1e3/s", "9" * 40 + "/s", "10000001/s", "\u0661/s"]
+)
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="messages a second"):
         Rate.parse(text)

@@ -7,16 +7,23 @@ Then all pairs of requests to a queue with jobs, of DMS and of AMQP, and all tha
 
 import argparse
 import itertools
+import logging
+import multiprocessing
+import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 
+import structlog
+
+from shared.storage import table
 from tests.support.crashes import SETTINGS, Tally
 from tests.support.promises import BrokenPromiseError
 from tests.support.queue_crashes import LIGHT, OPERATIONS, Amqp, Dms, check
-from tests.support.workers import worker_processes
 from tests.support.workloads import LARGE, REFERRING, SEVERAL, SMALL, check_short
 from tests.trials import outcomes
 
@@ -72,6 +79,24 @@ def main() -> int:
     if total.sampled:
         say(f"of {total.sampled} cuts, which leave more states than that, some were drawn")
     return outcomes.told([f"{broken} workloads"] if broken else [])
+
+
+@contextmanager
+def worker_processes() -> Iterator[ProcessPoolExecutor]:
+    """A process for each core."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), context, _prepare) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # thousands of tasks may wait behind it
+            raise
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in the middle of a task
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    table.SLACK_BYTES = 200  # tables tidy themselves up early
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_a_seed_settles_everything() -> None:
         *("dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"),
         *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
         *("jobs-come-early", "jobs-have-no-name", "jobs-are-left-out-of-snapshots"),
-        *("jobs-that-are-moved-to-a-time-do-not-wait", "jobs-outlive-their-lives"),
+        "jobs-outlive-their-lives",
         *("jobs-deadlines-never-end", "jobs-deadlines-do-not-begin-anew", "keys-jobs-have-no-priority"),
         *("amqp-messages-have-no-priority", "amqp-messages-outlive-their-lives"),
         *("keys-jobs-pass-each-other", "keys-take-no-turns"),

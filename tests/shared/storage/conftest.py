@@ -1,14 +1,15 @@
 """What the storage's tests share."""
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+import logging
 
 import pytest
+import structlog
 
-from tests.support.workers import worker_processes
+from shared.storage import table
 
 
-@pytest.fixture(scope="package")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    with worker_processes() as pool:
-        yield pool
+@pytest.fixture
+def recoveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of stores are recovered: they log nothing, and their tables tidy themselves up early."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    monkeypatch.setattr(table, "SLACK_BYTES", 200)

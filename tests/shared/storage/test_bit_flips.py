@@ -7,14 +7,11 @@ flipped folder. *Noticed* means: the start is refused in words, a read is an err
 """
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 
 import attrs
 import pytest
 import structlog
-import trio
 from structlog.testing import capture_logs
 
 from shared.errors import StoreError, StoreFormat
@@ -137,46 +134,23 @@ def thrown_away(before: dict[str, bytes], after: dict[str, bytes], path: str) ->
             yield f"{name} was {len(data)} bytes and is {len(after.get(name, b''))}"
 
 
-Job = tuple[str, str, range | tuple[int, ...]]
-
-
-def _flips(job: Job) -> list[tuple[int, Outcome]]:
-    folder, path, bits = job
-
-    async def run() -> list[tuple[int, Outcome]]:
-        disk, truth = await FOLDERS[folder]()
-        return [(bit, await flip_one(disk, truth, path, bit)) for bit in bits]
-
-    quiet = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-    try:
-        return trio.run(run)
-    finally:
-        structlog.configure(**quiet)
-
-
-def flip_all(
-    workers: ProcessPoolExecutor, folder: str, path: str, bits: range | tuple[int, ...] | None = None
-) -> dict[int, Outcome]:
+async def flip_all(folder: str, path: str, bits: range | tuple[int, ...] | None = None) -> dict[int, Outcome]:
     """The outcome of each flip; what holds for every one is asserted here."""
-    disk, _ = trio.run(FOLDERS[folder])
+    disk, truth = await FOLDERS[folder]()
     if bits is None:
         bits = range(0, len(disk.contents()[path]) * 8, 1 if path == "FORMAT" else STEP)
-    pieces = 2 * (os.cpu_count() or 1)
-    jobs: list[Job] = [(folder, path, bits[start::pieces]) for start in range(pieces)]
-    outcomes = {bit: outcome for part in workers.map(_flips, jobs) for bit, outcome in part}
-    assert len(outcomes) == len(bits) > 0
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    outcomes = {bit: await flip_one(disk, truth, path, bit) for bit in bits}
+    assert outcomes
     for bit, outcome in outcomes.items():
         assert not outcome.wrong, f"{path} bit {bit}: {outcome}"
     return outcomes
 
 
 @pytest.mark.parametrize("path", ["FORMAT", "CATALOG"])
-def test_a_flipped_format_or_catalog_costs_nothing_and_is_told(
-    workers: ProcessPoolExecutor, path: str
-) -> None:
+async def test_a_flipped_format_or_catalog_costs_nothing_and_is_told(path: str) -> None:
     refused = 0
-    for bit, outcome in flip_all(workers, "closed", path).items():
+    for bit, outcome in (await flip_all("closed", path)).items():
         assert not outcome.unreadable, f"bit {bit}: {outcome}"
         assert outcome.said or outcome.refused, f"bit {bit}: the store says nothing"
         assert outcome.found, f"bit {bit}: the checker says nothing"
@@ -184,24 +158,24 @@ def test_a_flipped_format_or_catalog_costs_nothing_and_is_told(
     assert refused == (3 if path == "FORMAT" else 0), "only a format that may be a newer one's is refused"
 
 
-def test_a_flip_in_a_log_costs_the_range_it_is_in_and_no_other(workers: ProcessPoolExecutor) -> None:
-    for bit, outcome in flip_all(workers, "closed", "logmq/a.log").items():
+async def test_a_flip_in_a_log_costs_the_range_it_is_in_and_no_other() -> None:
+    for bit, outcome in (await flip_all("closed", "logmq/a.log")).items():
         number = bit // 8 // 16  # each index entry covers 16 bytes: two records
         assert outcome.unreadable == {"a": (16 * number, 16 * number + 12)}, f"bit {bit}: {outcome}"
         assert outcome.said, f"bit {bit}: the store says nothing"
         assert outcome.found, f"bit {bit}: the checker says nothing"
 
 
-def test_a_flip_in_an_index_costs_no_record_and_is_told(workers: ProcessPoolExecutor) -> None:
-    for bit, outcome in flip_all(workers, "closed", "logmq/a.idx").items():
+async def test_a_flip_in_an_index_costs_no_record_and_is_told() -> None:
+    for bit, outcome in (await flip_all("closed", "logmq/a.idx")).items():
         assert outcome.found, f"bit {bit}: the checker says nothing"
         assert outcome.said, f"bit {bit}: the store says nothing"
         assert not outcome.unreadable, f"bit {bit}: {outcome}"
 
 
-def live_bits(folder: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+async def live_bits(folder: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """The journal's segment, bits of its batches that replay needs, and a sample of all others."""
-    disk, _ = trio.run(FOLDERS[folder])
+    disk, _ = await FOLDERS[folder]()
     found = catalog.read(disk)
     assert found is not None
     scanned = replay.scan(disk, found.journal_id, found.replay_lsn)
@@ -214,18 +188,18 @@ def live_bits(folder: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return segment_path(segment.lsn), tuple(sorted(live))[::STEP], tuple(sorted(others))
 
 
-def test_a_flip_in_the_journal_is_told_and_costs_at_most_its_batch(workers: ProcessPoolExecutor) -> None:
-    path, live, others = live_bits("killed")
-    for bit, outcome in flip_all(workers, "killed", path, live).items():
+async def test_a_flip_in_the_journal_is_told_and_costs_at_most_its_batch() -> None:
+    path, live, others = await live_bits("killed")
+    for bit, outcome in (await flip_all("killed", path, live)).items():
         assert outcome.said, f"bit {bit}: the store says nothing"
         assert outcome.found, f"bit {bit}: the checker says nothing"
         assert len(outcome.unreadable.get("a", ())) <= 1, f"bit {bit}: {outcome}"
-    for bit, outcome in flip_all(workers, "killed", path, others).items():
+    for bit, outcome in (await flip_all("killed", path, others)).items():
         assert not outcome.unreadable, f"bit {bit}: {outcome}"
 
 
-def test_a_flip_in_a_log_that_the_journal_still_holds_is_healed(workers: ProcessPoolExecutor) -> None:
-    for bit, outcome in flip_all(workers, "killed", "logmq/a.log").items():
+async def test_a_flip_in_a_log_that_the_journal_still_holds_is_healed() -> None:
+    for bit, outcome in (await flip_all("killed", "logmq/a.log")).items():
         if bit // 8 < 16:  # before the checkpoint
             assert outcome.unreadable == {"a": (0,)}, f"bit {bit}: {outcome}"
             assert outcome.noticed
@@ -233,7 +207,7 @@ def test_a_flip_in_a_log_that_the_journal_still_holds_is_healed(workers: Process
             assert not outcome.unreadable, f"bit {bit}: {outcome}"
 
 
-def test_a_flip_in_an_index_after_a_kill_costs_no_record(workers: ProcessPoolExecutor) -> None:
-    for bit, outcome in flip_all(workers, "killed", "logmq/a.idx").items():
+async def test_a_flip_in_an_index_after_a_kill_costs_no_record() -> None:
+    for bit, outcome in (await flip_all("killed", "logmq/a.idx")).items():
         assert outcome.found, f"bit {bit}: the checker says nothing"
         assert not outcome.unreadable, f"bit {bit}: {outcome}"

@@ -6,8 +6,7 @@ comparison never look are recovered once. Both numbers are printed: `pytest -s`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -29,8 +28,10 @@ _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "ap
 _SEEDS = (0, 1)
 _SAMPLE = 16
 
+pytestmark = pytest.mark.usefixtures("recoveries")
 
-def _tally(results: Iterator[Tally]) -> Tally:
+
+def _tally(results: Iterable[Tally]) -> Tally:
     total = Tally()
     for result in results:
         total.add(result)
@@ -38,7 +39,7 @@ def _tally(results: Iterator[Tally]) -> Tally:
     return total
 
 
-def test_short_workloads_keep_their_promises_in_every_legal_state(workers: ProcessPoolExecutor) -> None:
+def test_short_workloads_keep_their_promises_in_every_legal_state() -> None:
     workloads = [
         *itertools.product(SMALL, repeat=1),
         *(
@@ -48,30 +49,28 @@ def test_short_workloads_keep_their_promises_in_every_legal_state(workers: Proce
         ),
         *_LAPS,
     ]
-    total = _tally(workers.map(check_short, workloads, chunksize=4))
+    total = _tally(map(check_short, workloads))
     assert total.sampled == 0, "all states of all cuts"
     assert total.states >= total.runs > len(workloads)
 
 
-def test_what_is_appended_together_is_there_as_a_whole_or_not_at_all(workers: ProcessPoolExecutor) -> None:
+def test_what_is_appended_together_is_there_as_a_whole_or_not_at_all() -> None:
     joins = ("join", "join weak", "join weakest")
     workloads = [*((join,) for join in joins), ("append none", "join weak"), ("join", "restart")]
-    total = _tally(workers.map(check_short, workloads))
+    total = _tally(map(check_short, workloads))
     assert total.sampled == 0, "all states of all cuts"
     assert total.runs > len(workloads)
 
 
-def test_a_commit_of_several_batches_keeps_its_promises_in_every_legal_state(
-    workers: ProcessPoolExecutor,
-) -> None:
+def test_a_commit_of_several_batches_keeps_its_promises_in_every_legal_state() -> None:
     for settings in (SETTINGS, REFERRING):
-        total = _tally(workers.map(partial(check_short, settings=settings), [(last,) for last in SEVERAL]))
+        total = _tally(map(partial(check_short, settings=settings), [(last,) for last in SEVERAL]))
         assert total.sampled == 0, "all states of all cuts"
         assert total.runs > len(SEVERAL)
 
 
-def test_long_workloads_keep_their_promises_in_very_many_states(workers: ProcessPoolExecutor) -> None:
-    total = _tally(workers.map(_long, _SEEDS))
+def test_long_workloads_keep_their_promises_in_very_many_states() -> None:
+    total = _tally(map(_long, _SEEDS))
     assert total.states >= 200_000
     assert total.runs > 500
 

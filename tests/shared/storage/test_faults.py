@@ -9,11 +9,9 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
 
 import attrs
 import pytest
-import trio
 
 from shared.errors import StoreError
 from shared.storage.journal import Journal
@@ -145,24 +143,18 @@ async def _check(at: int, fault: Fault, seed: int) -> None:
     assert run.refused <= len(STEPS) // 2, "a fault that is over does not stop the store for good"
 
 
-def _check_some(faults: list[tuple[Operation, Fault]]) -> int:
-    for operation, fault in faults:
-        try:
-            trio.run(_check, operation.number, fault, operation.number)
-        except Exception as error:
-            raise BrokenPromiseError(f"{fault.name} at {operation}: {error!r}") from error
-    return len(faults)
-
-
-def test_one_fault_at_any_operation_breaks_no_promise(workers: ProcessPoolExecutor) -> None:
-    told = trio.run(_run, None, None).told
+@pytest.mark.usefixtures("recoveries")
+async def test_one_fault_at_any_operation_breaks_no_promise() -> None:
+    told = (await _run(None, None)).told
     faults = [(operation, fault) for operation in told for fault in FAULTS[operation.kind]]
     kinds = Counter(operation.kind for operation in told)
     print(f"{len(faults)} faults at {len(told)} operations: {dict(kinds)}")
     assert min(kinds[kind] for kind in ("write", "sync", "sync_folder", "rename", "create", "read")) > 5
-    played = faults[::3]  # at each operation some of those that it may have
-    pieces = [played[start::16] for start in range(16)]
-    assert sum(workers.map(_check_some, pieces)) == len(played)
+    for operation, fault in faults[::3]:  # at each operation some of those that it may have
+        try:
+            await _check(operation.number, fault, operation.number)
+        except Exception as error:
+            raise BrokenPromiseError(f"{fault.name} at {operation}: {error!r}") from error
 
 
 async def _check_syncs() -> AssertionError | None:

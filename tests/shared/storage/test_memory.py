@@ -1,6 +1,9 @@
 """Memory that is not there: a commit is refused or ends as it must, and the store goes on."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -157,3 +160,16 @@ async def test_where_a_thread_finds_no_memory_to_begin_the_loop_does_its_work(
 ) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", without_memory(trio.to_thread.run_sync))
     assert await Threads()(lambda: 5) == 5
+
+
+def test_what_is_kept_for_a_commit_takes_no_memory_and_once_given_up_it_is_kept_again() -> None:
+    before = resident_bytes()
+    kept = [SimpleNamespace(spare=committer.address_space(64 << 20)) for _ in range(4)]
+    assert resident_bytes() - before < 64 << 20
+    kept[0].spare.close()
+    committer.Committer.look_at_memory(kept[0])
+    assert not kept[0].spare.closed
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
