@@ -137,7 +137,7 @@ class DeadLetters:
                 letters = self._waiting[queue]
                 message, reason = letters[0]
                 head = letter_head(self._broker, queue, message.head, reason)
-                targets = self._targets(head)
+                targets = self.targets(head)
                 full = self._full(head, targets)
                 if full is not None:
                     self._park(queue, full)
@@ -163,7 +163,7 @@ class DeadLetters:
         elif self._retry_at < math.inf:
             timers.set(self, self._retry_at)
 
-    def _targets(self, head: Head) -> Sequence[Queue]:
+    def targets(self, head: Head) -> Sequence[Queue]:
         """Where its exchange says that a letter goes."""
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
             return without_circles(head, self._broker.route(head.exchange, head))

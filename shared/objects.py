@@ -64,6 +64,8 @@ class KindColumn:
     unit: Unit = "count"
     looked_up: bool = False
     """The value may be read from disk, so only shown rows have it, and no list is sorted by it."""
+    counted_by: str = ""
+    """What the names in a table of counts are, as metrics have them for a label."""
 
 
 @attrs.frozen
@@ -173,6 +175,7 @@ QUEUES = ObjectKind(
             "Deliveries that were a message's second, third ... (10+: tenth or later), since the start; all"
             " others were first ones.",
             "table",
+            counted_by="delivery",
         ),
         KindColumn("settings", "What it was declared with.", "table"),
     ),

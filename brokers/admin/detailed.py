@@ -1,8 +1,9 @@
 """`/metrics/detailed`: a series for each object on demand, with the numbers of the API's lists.
 
 A family is a kind of objects. Its metrics are its numeric columns, such as `brokers_queue_<column>`; its
-labels are the parts of an object's name. It is made for some objects at a time, so a scrape of 50,000 queues
-does not hold the loop. All series of a metric must be together, so a family is in memory until it is sent.
+labels are the parts of an object's name. A table of counts has a series for each, with a label for its name.
+It is made for some objects at a time, so a scrape of 50,000 queues does not hold the loop. All series of a
+metric must be together, so a family is in memory until it is sent.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -69,7 +70,11 @@ async def text(
     matches = matcher([glob])
     turn = TaskTurn()
     for kind in kinds:
-        columns = [column for column in kind.columns if column.unit in _UNITS and not column.looked_up]
+        columns = [
+            column
+            for column in kind.columns
+            if (column.unit in _UNITS or column.counted_by) and not column.looked_up
+        ]
         parts: dict[str, list[str]] = {column.name: [] for column in columns}
         series = 0
         for protocol, each in [those for those in everything if those[1].kind is kind]:
@@ -115,6 +120,11 @@ def _write(
     for column, read in values.items():
         row_values = [*map(read, some)]
         those = labels
+        if column.counted_by:
+            tables = zip(labels, row_values, strict=True)
+            counts = [(label, *count) for label, table in tables for count in sorted((table or {}).items())]
+            those = [f'{label[:-2]},{column.counted_by}="{name}"}} ' for label, name, _ in counts]
+            row_values = [count for _, _, count in counts]
         if None in row_values:
             those = [label for label, value in zip(labels, row_values, strict=True) if value is not None]
             row_values = [value for value in row_values if value is not None]

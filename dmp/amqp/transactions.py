@@ -8,7 +8,6 @@ still counts against prefetch, and a rollback makes it unacknowledged again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ import attrs
 from pamqp import commands
 
 from dmp.amqp.channel import by_queue, forget_unacked
-from dmp.dead_letters import letter_head, without_circles
+from dmp.dead_letters import letter_head
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import UserMemory, check
 from dmp.message import Head
@@ -134,7 +133,8 @@ class Transaction:
         counts.dead_lettered += change.letters
         counts.dead_letters_lost += change.letters_lost
         counts.acknowledged += _messages_in(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += _messages_in(self._deliveries.get(Outcome.REJECTED, ()))
+        late = sum([len(run) for runs in change.rejected.values() for run in runs])  # they are counted there
+        counts.rejected += _messages_in(self._deliveries.get(Outcome.REJECTED, ())) - late
         for template, _, bodies in self._publishes:
             counts.published += len(bodies)
             counts.published_bytes += len(bodies) * template.head.body_bytes
@@ -153,6 +153,8 @@ class Transaction:
             ticket.when_done(change.let_go)
         for queue, runs in change.requeued.items():
             queue.requeue(runs)
+        for queue, runs in change.rejected.items():
+            queue.reject(runs)
         channel.crowded = False
         channel.dispatch()
         change.dispatch()
@@ -204,6 +206,8 @@ class QueueChange:
 
     _broker: Broker
     requeued: dict[Queue, list[Run]] = attrs.Factory(dict)
+    rejected: dict[Queue, list[Run]] = attrs.Factory(dict)
+    """Dead letters that have no room yet: they are rejected behind this step, and wait for it."""
     letters: int = 0  # dead letters that have a queue to go to,
     letters_lost: int = 0  # and that have none
     _runs: list[tuple[Queue, Head, Sequence[bytes]]] = attrs.Factory(list)
@@ -232,24 +236,31 @@ class QueueChange:
 
     def settle(self, outcome: Outcome, deliveries: Sequence[Delivery]) -> None:
         """Have messages leave their queues, or return there. Dead letters come to theirs."""
-        if outcome is Outcome.REJECTED:
-            for _, holder, run in deliveries:
-                if _leaves_letters(holder.queue):
-                    self._put_letters(holder.queue, run)
         change = self.requeued if outcome is Outcome.REQUEUED else self._leaving
         for queue, runs in by_queue(deliveries).items():
-            change.setdefault(queue, []).extend(runs)
+            for run in runs:
+                letters = outcome is Outcome.REJECTED and _leaves_letters(queue)
+                waits = letters and (queue in self.rejected or not self._put_letters(queue, run))
+                (self.rejected if waits else change).setdefault(queue, []).append(run)
 
-    def _put_letters(self, queue: Queue, run: Run) -> None:
+    def _put_letters(self, queue: Queue, run: Run) -> bool:
+        """False: they are to wait for room."""
         broker = self._broker
         head = letter_head(broker, queue, run.head, "rejected")
-        targets: Sequence[Queue] = ()
-        with suppress(Refusal):  # the exchange is not there
-            targets = without_circles(head, broker.route(head.exchange, head))
+        targets = broker.dead_letters.targets(head)
+        if targets and not any(self._has_room(target, head, len(run.bodies)) for target in targets):
+            return False
         if self.put(head, targets, run.bodies):
             self.letters += len(run.bodies)
         else:
             self.letters_lost += len(run.bodies)
+        return True
+
+    def _has_room(self, queue: Queue, head: Head, count: int) -> bool:
+        """Whether the queue takes so many dead letters, or drops them where it is full."""
+        if not queue.kind.arguments.rejects:
+            return True
+        return queue.capacity.room_for(head, count, *self._coming.get(queue, (0, 0))) == count
 
     def apply(self) -> Ticket | None:
         """Apply it. Returns the ticket that all of it waits for, if any.
@@ -277,7 +288,7 @@ class QueueChange:
     @property
     def queues(self) -> Collection[Queue]:
         """The queues whose deliveries are settled."""
-        return self._leaving | self.requeued
+        return self._leaving | self.requeued | self.rejected
 
     def dispatch(self) -> None:
         """Have the queues give out what they can."""

@@ -47,7 +47,15 @@ def test_a_histogram_has_buckets_that_add_up_a_count_and_a_sum() -> None:
 def queues_of(count: int) -> list[tuple[str, Objects]]:
     def row(number: int) -> Mapping[str, Any] | None:
         return (
-            None if number == 1 else {"name": f'q"{number}', "ready": number, "paused": True, "bytes": None}
+            None
+            if number == 1
+            else {
+                "name": f'q"{number}',
+                "ready": number,
+                "paused": True,
+                "bytes": None,
+                "redelivered": {"2": 5, "10+": 1} if number == 2 else {},
+            }
         )
 
     items = list(range(count))
@@ -69,6 +77,10 @@ async def test_every_object_has_its_series_where_it_has_the_number() -> None:
         ({"protocol": "a", "name": 'q"2'}, 2),
     ]
     assert families["brokers_queue_paused"].samples[0].value == 1
+    assert [(each.labels, each.value) for each in families["brokers_queue_redelivered"].samples] == [
+        ({"protocol": "a", "name": 'q"2', "delivery": "10+"}, 1),
+        ({"protocol": "a", "name": 'q"2', "delivery": "2"}, 5),
+    ]
     assert "brokers_queue_bytes" not in families
     assert "brokers_queue_settings" not in families
     narrow = await scraped("queues", queues_of(30), "q2?")

@@ -241,6 +241,33 @@ async def test_a_full_queue_drops_what_it_has_no_room_for_in_a_commit_too() -> N
     assert world.broker.counts.dropped_full == 1
 
 
+async def test_dead_letters_of_a_commit_wait_for_room_in_a_full_queue_that_rejects() -> None:
+    world, peer = await in_transaction("acked")
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    dying = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "full"}
+    peer.ask(C.Queue.Declare(0, "full", durable=True, arguments=full))
+    peer.ask(C.Queue.Declare(0, "source", durable=True, arguments=dying))
+    fill(world, "source", b"1", b"2", b"3")
+    fill(world, "acked", b"4")
+    for queue in ("source", "acked"):
+        peer.say(C.Basic.Consume(0, queue))
+    peer.method(C.Basic.Nack(2, True, False))
+    peer.method(C.Basic.Nack(3, False, False))
+    peer.method(C.Basic.Ack(4))
+    peer.ask(C.Tx.Commit())
+    world.settle()
+    counts = world.broker.counts
+    assert (counts.rejected, counts.acknowledged, counts.dead_letters_lost) == (3, 1, 0)
+    queue = world.broker.queues[b"full"]
+    for body in (b"1", b"2", b"3"):
+        (letter,) = queue.ready
+        assert letter.bodies == [body]
+        queue.get(no_ack=True)
+        world.advance(1.1)
+        world.settle()
+    assert (counts.dead_lettered, counts.dead_letters_lost, world.broker.memory.total_bytes) == (3, 0, 0)
+
+
 async def test_deliveries_are_settled_across_queues_and_counted_once() -> None:
     world, peer = await in_transaction("a", "b")
     fill(world, "a", b"1", b"2")
