@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pika
+import pika.exceptions
 import pytest
 
 from brokers.commands import control, objects, render
@@ -134,6 +136,20 @@ def test_a_connection_is_kicked_and_others_that_are_not_there_are_told(
         assert told == [{"connection": "nix-1", "closed": 0}, {"connection": name, "closed": 1}]
         assert client.recv(100) == b""
     until(lambda: all(row["id"] != name for row in rows("connections")))
+
+
+def test_a_kicked_client_of_amqp_is_finishing_until_it_agrees(
+    command: Run, rows: Rows, shared_server: Server
+) -> None:
+    host, port = shared_server.address("dmp")
+    client = pika.BlockingConnection(pika.ConnectionParameters(host, port))
+    (row,) = rows("connections", "protocol=dmp")
+    assert row["state"] == "open"
+    assert command("kick", row["id"], "--data-dir", str(shared_server.data))[0] == ExitCode.OK
+    assert [each["state"] for each in rows("connections", "protocol=dmp")] == ["finishing"]
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+        client.process_data_events(10)
+    until(lambda: rows("connections", "protocol=dmp") == [])
 
 
 def test_messages_are_read_through_the_api_where_only_that_is_reached(
