@@ -12,6 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 
+from brokers.ship import snapshots
 from brokers.ship.bucket import Away
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
@@ -27,7 +28,6 @@ from brokers.ship.formats import (
 )
 from brokers.ship.settings import ShipSettings
 from brokers.ship.shipper import opened_with
-from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
 from shared.storage.settings import Durability, Retention
@@ -366,19 +366,27 @@ async def test_a_store_that_overwrites_is_refused_unless_that_is_taken(autojump_
         await ours.even()
 
 
-async def test_where_nothing_may_be_deleted_nothing_is(autojump_clock: object) -> None:
+@pytest.fixture
+def grace_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(snapshots, "GRACE_SECONDS", 60.0)
+    return 60.0
+
+
+async def test_where_nothing_may_be_deleted_nothing_is(autojump_clock: object, grace_seconds: float) -> None:
     settings = attrs.evolve(FOLDS, delete=False, retention_seconds=0, interval=20, fold=30)
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, settings, STORAGE) as ours:
         for _ in range(3):
             await work(ours)
-            await trio.sleep(GRACE_SECONDS)
+            await trio.sleep(grace_seconds)
         assert assembled(bucket.objects).logs == await ours.contents()
     assert not [key for operation, key in bucket.asked if operation == "delete"]
     assert [key for key in bucket.objects if key.startswith("probe/")] == ["probe/probe"]
 
 
-async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(autojump_clock: object) -> None:
+async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(
+    autojump_clock: object, grace_seconds: float
+) -> None:
     settings = attrs.evolve(FOLDS, retention_seconds=60, interval=20, fold=30)
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, settings, STORAGE) as ours:
@@ -386,7 +394,7 @@ async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(aut
         ours.shipper.wall_ms = lambda: int(trio.current_time() * 1000) + next(clock)
         for _ in range(4):
             await work(ours)
-            await trio.sleep(GRACE_SECONDS)
+            await trio.sleep(grace_seconds)
         await ours.even()
         found = assembled(bucket.objects)
         assert found.logs == await ours.contents()
@@ -397,12 +405,14 @@ async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(aut
         assert wal_key(found.manifest.wal_deleted) <= min(keys) <= wal_key(found.manifest.wal_first)
 
 
-async def test_what_the_oldest_snapshot_that_is_kept_needs_is_kept(autojump_clock: object) -> None:
+async def test_what_the_oldest_snapshot_that_is_kept_needs_is_kept(
+    autojump_clock: object, grace_seconds: float
+) -> None:
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, attrs.evolve(FOLDS, fold=30), STORAGE) as ours:
         for _ in range(4):
             await work(ours)
-            await trio.sleep(GRACE_SECONDS)
+            await trio.sleep(grace_seconds)
         await ours.even()
         manifest = assembled(bucket.objects).manifest
         assert len(manifest.snapshots) >= 4
@@ -764,7 +774,7 @@ async def test_one_at_a_time_writes_the_mark_and_the_newest_stays(
 
 # -- at a high rate
 
-SELDOM = attrs.evolve(SETTINGS, interval=1000)
+SELDOM = attrs.evolve(SETTINGS, interval=100)
 LONG = attrs.evolve(SMALL, segment_bytes=12 * MIB, reference_bytes=0)
 
 
@@ -782,9 +792,9 @@ async def test_what_fills_an_object_is_shipped_at_once_and_the_rest_with_the_int
         assert shipper.objects == before + 2
         assert 0 < shipper.lag_bytes < 8 * MIB
         assert 0 < shipper.lag_seconds < 18, "as old as the first byte that is missing, at most two objects"
-        await trio.sleep(1001)
+        await trio.sleep(101)
         assert (shipper.objects, shipper.lag_bytes, shipper.lag_seconds) == (before + 3, 0, 0)
-        await trio.sleep(5000)
+        await trio.sleep(500)
         assert shipper.objects == before + 3
 
 
