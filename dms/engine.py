@@ -1093,13 +1093,13 @@ class Engine:
         budget = budget or unbounded()
         self.messages = budget.account("messages")
         """Memory of messages that no consumer holds."""
-        self.unacked = budget.account("unacked", budget.limit_bytes // 2)
+        self.unacked = self.messages.account("unacked", budget.limit_bytes // 2)
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
         self.memory = MessageMemory(self.messages, self.unacked)
-        self.queue_memory = budget.account("queues")
+        self.queue_memory = budget.account("names")
         self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
-        self.credits = budget.account("credits", budget.limit_bytes // 4)
+        self.credits = budget.account("connections").account("credits", budget.limit_bytes // 4)
         """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
         self._shared_bytes = 0
         """Memory of waiting messages when each owner's part of it was last added up."""

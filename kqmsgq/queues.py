@@ -71,15 +71,16 @@ class Queues:
         budget: Account | None = None,
     ) -> None:
         budget = budget or unbounded()
-        self._memory = budget.account("subscriptions")
+        self._memory = budget.account("names")
         self._of_users, self._bytes_of_users = budget.new_shares(), budget.new_shares()
-        self.caches = Caches(budget.account("caches", budget.limit_bytes // 4))
+        caches = budget.account("caches", budget.limit_bytes // 4)
+        self.caches = Caches(caches)
         """The memory of what producers remember about their messages, and of counts of dropped writes."""
         self.settings = settings
         self.recorder = recorder
         self.counts = counts
         self.consumers: dict[Consumer, None] = {}
-        routes = Caches(budget.account("routes", budget.limit_bytes // 4))
+        routes = Caches(caches)
         self.routes: Routes[Consumer] = Routes(routes)
         self.trail: tuple[str, ...] = ()
         """The bridges that have carried the messages that are being written now."""

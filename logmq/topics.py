@@ -29,7 +29,7 @@ class Topics:
     ) -> None:
         self.retentions = retentions or Retentions(namespace)
         budget = budget or unbounded()
-        self._memory = budget.account("topics")
+        self._memory = budget.account("names").account("topics")
         self._of_users = budget.new_shares()
         self._namespace = namespace
         self._settings = settings
@@ -38,7 +38,8 @@ class Topics:
         self._names = sorted(namespace.logs)
         """All names, sorted, and maybe some deleted ones: sorting 100,000 takes 50 ms."""
         self._count()
-        self.waiters = Waiters(namespace.logs, budget.account("readers", budget.limit_bytes // 4))
+        readers = budget.account("connections").account("readers", budget.limit_bytes // 4)
+        self.waiters = Waiters(namespace.logs, readers)
         self.on_made: set[Callable[[Log], None]] = set()
         """Called with each topic that is created."""
         for log in namespace.logs.values():

@@ -76,7 +76,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
         await Table.open(namespace, RETAINED_LOG),
         settings,
         counts,
-        context.budget.account("retained"),
+        context.budget.account("messages"),
         context.log,
         sessions.wall_ms,
         lambda: sessions.on_unturned(),

@@ -120,14 +120,14 @@ class Sessions:
         absences: Absences | None = None,
     ) -> None:
         budget = budget or unbounded()
-        self._memory = budget.account("sessions")
+        self._memory = budget.account("names")
         self._of_users, self._subscriptions_of_users, self._wild_of_users = (
             budget.new_shares() for _ in range(3)
         )
         self.settings = settings
         self.counts = counts
-        self.kept = Kept(settings, counts, budget.account("kept"), self._owner_of)
-        self.routes = Caches(budget.account("routes", budget.limit_bytes // 4))
+        self.kept = Kept(settings, counts, budget.account("messages"), self._owner_of)
+        self.routes = Caches(budget.account("caches", budget.limit_bytes // 4))
         """The known routes: topic to receivers."""
 
         def index() -> RoutingIndex[ClientSession]:

@@ -47,7 +47,7 @@ class Network:
         self.admission = Admission(settings, budget.account("connections"))
         self.strangers = Strangers()
         limit = int(memory_limit_bytes() * settings.outboxes_memory_percent / 100)
-        self.backlogs = Backlogs(budget.account("backlogs", limit))
+        self.backlogs = Backlogs(self.admission.memory.account("backlogs", limit))
 
     def take_settings(self, settings: NetSettings, certificate_user: CertificateUser) -> None:
         """Use other settings from now on; each group must be told too (`Group.take_settings`)."""

@@ -17,7 +17,7 @@ def used(world: World) -> int:
     """Of DMS's account, beside its queues."""
     world.engine.sync_budget()
     account = world.budget.account("dms")
-    return account.used_bytes - account.account("queues").used_bytes
+    return account.used_bytes - account.account("names").used_bytes
 
 
 def test_messages_in_memory_end_in_a_refusal_and_who_consumes_makes_room() -> None:

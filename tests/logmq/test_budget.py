@@ -21,7 +21,7 @@ def test_commits_end_in_a_refusal_and_go_with_their_topic() -> None:
     assert peer.ask(b"".join(b"COMMIT %d t 0\n" % group for group in range(3))) == b"OK 0\n" * 3
     assert peer.ask(b"COMMIT 3 t 0\n").startswith(b"ERR LIMIT ")
     assert peer.ask(b"COMMIT 0 t 7\n") == b"OK 7\n", "one that is there takes no more"
-    assert budget.account("commits").refused + budget.refused == 1
+    assert budget.account("names").refused + budget.refused == 1
     peer.ask(b"DELETE t\n")
     assert budget.used_bytes == 0
     peer.ask(b"PRODUCE t one\n")
@@ -72,7 +72,7 @@ def test_readers_that_wait_end_in_a_refusal_and_make_room_when_they_do_not() -> 
     assert greedy.ask(b"FETCH a 0 100 60000\n" * 2 + b"TAIL b 0\n") == b""
     assert neighbour.ask(b"FETCH c 0 100 60000\n").startswith(b"ERR LIMIT ")
     assert neighbour.ask(b"TAIL c 0\n").startswith(b"ERR LIMIT ")
-    assert budget.account("readers").refused + budget.refused == 2
+    assert budget.account("connections").account("readers").refused + budget.refused == 2
     assert neighbour.ask(b"FETCH t 0 100 60000\n") == b"CHUNK 0 7 7\n\0\0\0\3one"
     greedy.lose()
     assert budget.used_bytes == TOPIC_BYTES
@@ -131,13 +131,13 @@ def test_a_user_s_readers_that_wait_leave_others_room() -> None:
     budget = Account("process", 100 * READER_BYTES)
     budget.percent_of = lambda user: 50 if user == "mal" else 100
     world = World(budget=budget)
-    readers = budget.account("readers")
+    readers = budget.account("connections").account("readers")
     readers.limit_bytes = 4 * READER_BYTES
     greedy, again, neighbour = world.connect(), world.connect(), world.connect()
     greedy.session.user = again.session.user = "mal"
     assert greedy.ask(b"FETCH a 0 100 60000\n" * 2) == b""
-    assert b"mal's share of readers" in again.ask(b"FETCH a 0 100 60000\n")
-    assert b"mal's share of readers" in again.ask(b"TAIL a 0\n")
+    assert b"mal's share of connections/readers" in again.ask(b"FETCH a 0 100 60000\n")
+    assert b"mal's share of connections/readers" in again.ask(b"TAIL a 0\n")
     assert neighbour.ask(b"TAIL c 0\n") == b""
     greedy.lose()
     assert readers.shares.of("mal") == 0

@@ -41,7 +41,7 @@ def test_what_is_remembered_of_who_gets_what_stays_in_the_budget_and_everybody_g
     open_world: Callable[[Account], tuple[Subscribe, Publish]],
 ) -> None:
     budget, limit = Account("process", 1 << 30), 200_000
-    routes = budget.account("routes", limit)
+    routes = budget.account("caches", limit)
     subscriber, publish = open_world(budget)
     names = [b"name/%d" % number for number in range(1000)]
     peers = [subscriber([name for at, name in enumerate(names, 1) if at >> bit & 1]) for bit in range(10)]

@@ -254,7 +254,7 @@ def test_rights_that_all_go_take_all_that_is_kept() -> None:
     world = World(budget=budget)
     world.subscriber(b"A", b"a", b"b", keep=True).lose()
     world.publish(b"a", b"b")
-    kept = budget.account("kept")
+    kept = budget.account("messages")
     assert kept.used_bytes > 0
     world.sessions.end_subscriptions(world.sessions.clients[b"A"], [b"a", b"b"])
     assert world.sessions.kept.clients() == []

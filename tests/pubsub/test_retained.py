@@ -109,7 +109,7 @@ async def test_its_memory_is_the_budgets() -> None:
     life = Retaining("hall/*")
     life.budget = Account("pubsub", 10_000)
     await life.start()
-    account = life.budget.account("retained")
+    account = life.budget.account("messages")
     account.limit_bytes = 2 * pubsub.retained.ROW_BYTES
     life.send(b"hall/1", b"text")
     life.send(b"hall/2", b"text")

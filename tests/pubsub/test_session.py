@@ -371,7 +371,7 @@ def test_subscriptions_and_sessions_end_in_a_refusal_where_the_budget_has_no_roo
     greedy = world.subscriber(b"greedy", *(b"+/%d" % number for number in range(20)))
     assert greedy.fault
     assert budget.used_bytes <= 10_000
-    assert budget.account("sessions").refused == 1
+    assert budget.account("names").refused == 1
     assert world.counts.faults == {"subscriptions": 1}
     budget.charge(10_000)
     assert world.subscriber(b"another").fault

@@ -98,5 +98,5 @@ def test_a_user_has_his_share_of_memory() -> None:
     served = world(limit_bytes=4 * SESSION_BYTES)
     for n in range(2):
         join(served, f"m{n}", "mal")
-    refused(lambda: join(served, "m2", "mal"), "mal's share of pubsub/sessions")
+    refused(lambda: join(served, "m2", "mal"), "mal's share of pubsub/names")
     join(served, "a", "ann")
