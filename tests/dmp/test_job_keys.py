@@ -1,7 +1,5 @@
 """Keys of messages: so many of a key at a time (`x-per-key`), and keys by turns (`x-fair`)."""
 
-import random
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,8 +7,6 @@ from pamqp import commands
 
 from dmp.queues import Queue
 from dmp.shown_properties import read
-from shared.errors import BrokerError
-from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import Taker, World, ready
@@ -75,14 +71,6 @@ async def test_so_many_of_a_key_are_unacknowledged_and_what_dies_or_is_not_ackno
     )
 
 
-async def test_keys_take_turns_so_that_one_of_many_messages_does_not_make_another_wait(world: World) -> None:
-    queue = world.queue(fair=True)
-    publish(world, *[("many", b"m%d" % number) for number in range(5)], ("few", b"f"), (None, b"n"))
-    taker = taken_by(queue)
-    assert taker.bodies[:3] == [b"m0", b"f", b"n"]
-    assert taker.bodies[3:] == [b"m1", b"m2", b"m3", b"m4"]
-
-
 @pytest.mark.parametrize("per_key", [None, 1])
 @pytest.mark.parametrize("by_get", [False, True])
 async def test_what_expires_takes_no_turn_of_its_key(world: World, per_key: int | None, by_get: bool) -> None:
@@ -136,76 +124,6 @@ async def test_keys_hold_over_a_restart_a_purge_and_a_get(world: World) -> None:
     assert [value.name for _, value in peer.say(commands.Basic.Get(0, "q", False))] == ["Basic.GetEmpty"]
     peer.method(commands.Basic.Ack(1))
     assert peer.ask_get("q") == b"4"
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_whatever_happens_no_key_is_out_twice_and_each_is_in_order(world: World, seed: int) -> None:
-    """Takers that acknowledge, give back and are lost, retries that wait, messages that expire and are
-    cancelled. Each key succeeds in its order: all of it, but what had a life or was cancelled."""
-    chance = random.Random(seed)
-    queue = world.queue(
-        durable=seed % 2 > 0, per_key=1, fair=seed % 4 > 1, retry_ms=500, loss_counts="oldest"
-    )
-    takers = [taken_by(queue, room=3) for _ in range(3)]
-    held: list[list[Run]] = [[], [], []]
-    seen = [0, 0, 0]
-    done: dict[int, list[bytes]] = {}
-    mortal: set[bytes] = set()
-
-    def look() -> None:
-        for place, taker in enumerate(takers):
-            held[place] += taker.messages[seen[place] :]
-            seen[place] = len(taker.messages)
-        keys = [run.head.text_in(b"x-key") for runs in held for run in runs for _ in run.bodies]
-        assert len(keys) == len({*keys}), "two of a key are out"
-
-    def settled(place: int, runs: list[Run]) -> None:
-        for run in runs:
-            takers[place].count += 1
-            done.setdefault(int(run.bodies[0]) % 7, []).extend(run.bodies)
-        queue.settle(runs)
-
-    for number in range(150):
-        body, what = b"%03d" % number, chance.random()
-        headers = {"x-key": f"k{number % 7}"}
-        said: dict[str, Any] = {"headers": headers}
-        if chance.random() < 0.1:
-            said["expiration"] = "300"
-            mortal.add(body)
-        world.publish(b"", b"q", body, properties=read({"properties": said}, persistent=True))
-        world.settle()
-        look()
-        place = chance.randrange(3)
-        if held[place] and what < 0.6:
-            settled(place, [held[place].pop(0)])
-        elif held[place] and what < 0.75:
-            queue.requeue([held[place].pop()])
-            takers[place].count += 1
-        elif held[place] and what < 0.85:  # it is lost
-            runs, held[place] = held[place], []
-            queue.requeue(runs, oldest={runs[0]})
-            takers[place].count += len(runs)
-        elif what < 0.95:
-            world.advance(chance.choice([0.1, 0.4]))
-        else:
-            with suppress(BrokerError):
-                wanted = chance.randrange(number + 1)
-                await call(world, queue, "cancel", position=wanted)
-                mortal.add(b"%03d" % wanted)
-        queue.dispatch()
-        look()
-    for _ in range(400):
-        for place in range(3):
-            runs, held[place] = held[place], []
-            settled(place, runs)
-        world.advance(0.2)
-        queue.dispatch()
-        look()
-    assert {b"%03d" % number for number in range(150)} - mortal <= {
-        body for bodies in done.values() for body in bodies
-    }
-    assert all(bodies == sorted({*bodies}) for bodies in done.values())
-    assert (queue.held, queue.depth, queue.later.count, world.broker.memory.total_bytes) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("fair", [False, True])

@@ -1,16 +1,12 @@
 """Which dead letters a redrive takes, how fast, and that the others stay where they are."""
 
-from typing import Any
-
 import pytest
 
 from dmp.queues import Queue
-from shared.actions import RATED_SECONDS
 from shared.objects import BadArgument
-from tests.dmp.test_admin import DEAD, admin_of, call
+from tests.dmp.test_admin import DEAD, call
 from tests.dmp.test_dead_letters import reject
 from tests.dmp.world import PERSISTENT, World, ready
-from tests.support.pauses import Pauses
 
 
 def with_letters(world: World) -> Queue:
@@ -60,41 +56,13 @@ async def test_those_that_fit_go_back_and_the_others_stay(
     assert b"".join(ready(again.broker.queues[b"dead"])) == left
 
 
-@pytest.mark.parametrize(
-    ("said", "named"),
-    [
-        ({"key": ["a"]}, "key is a text"),
-        ({"reason": "ttl"}, "reason: 'ttl' is none; there are expired, rejected, maxlen, delivery_limit"),
-        ({"age": "10 parsecs"}, "age"),
-        ({"rate": "10"}, "rate is so many"),
-    ],
-)
-async def test_a_wrong_value_is_refused_by_name(world: World, said: dict[str, Any], named: str) -> None:
+async def test_what_amqps_messages_do_not_die_of_is_refused_by_name(world: World) -> None:
     dead = with_letters(world)
-    (redrive,) = (each for each in admin_of(world).objects[0].actions if each.name == "redrive")
-    with pytest.raises(BadArgument, match=f"^{named}"):
-        await redrive.call(dead, said, False)
+    with pytest.raises(
+        BadArgument, match="'ttl' is none; there are expired, rejected, maxlen, delivery_limit"
+    ):
+        await call(world, dead, "redrive", reason="ttl")
     assert dead.depth == 5
-
-
-async def test_a_rate_is_kept_and_the_request_ends_in_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = with_letters(world)
-    world.publish(b"", b"one", *[b"%d" % number for number in range(100)], properties=PERSISTENT)
-    world.settle()
-    world.advance(2)
-    world.settle()
-    world.finish_work()
-    world.settle()
-    assert dead.depth == 105
-    pauses = Pauses(monkeypatch, "shared.queues.sifting")
-    assert await call(world, dead, "redrive", rate="4/s", reason="expired") == {"moved": 84, "left": 21}
-    assert sum(pauses.slept) == RATED_SECONDS
-    assert ready(dead)[:3] == [b"a", b"b", b"-"]
-    before = len(pauses.slept)
-    assert await call(world, dead, "redrive", rate="1000/s") == {"moved": 20, "left": 1}
-    assert (ready(dead), len(pauses.slept)) == ([b"-"], before)
 
 
 async def test_what_goes_back_has_no_failed_tries_of_before_in_its_headers(world: World) -> None:

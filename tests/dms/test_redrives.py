@@ -1,6 +1,7 @@
 """Which dead letters a redrive takes, how fast, and that the others stay where they are."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from shared.actions import RATED_SECONDS
 from shared.objects import BadArgument
 from tests.dms.world import Peer, World
-from tests.support.pauses import Pauses
 
 
 def with_letters(world: World) -> Peer:
@@ -97,18 +97,24 @@ def test_one_that_does_not_fit_is_not_moved_by_its_position_either(world: World)
 
 
 def test_a_rate_is_kept_and_the_request_ends_in_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = Pauses(monkeypatch, "shared.queues.sifting")
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    own = SimpleNamespace(current_time=lambda: sum(slept), sleep=sleep)  # pauses that take no time
+    monkeypatch.setattr("shared.queues.sifting.trio", own)
     peer = with_letters(world)
     for number in range(100):
         peer.produce("mail", b"%d" % number)
     world.advance(2)
     assert world.call("redrive", queue="dead", rate="4/s", reason="ttl", dry_run=True)["moved"] == 102
     assert world.call("redrive", queue="dead", rate="4/s", reason="ttl") == {"moved": 84, "left": 20}
-    assert sum(pauses.slept) == RATED_SECONDS
+    assert sum(slept) == RATED_SECONDS
     assert texts(world)[:3] == ["a", "b", "82"]
     assert world.call("redrive", queue="dead", rate="0.01/s", reason="ttl") == {"moved": 1, "left": 19}
-    before = len(pauses.slept)
+    before = len(slept)
     assert world.call("redrive", queue="dead", rate="1000/s") == {"moved": 19, "left": 0}
-    assert len(pauses.slept) == before
+    assert len(slept) == before
     world.settle()
     assert [body for _, _, body in peer.consume_with("orders", 2)] == [b"a", b"b"]
