@@ -27,7 +27,8 @@ def main() -> None:
         if error.name is None or error.name.partition(".")[0] in (__package__, "shared"):
             raise
         lacking = f"the commands need {error.name}, which is not installed"
-        sys.exit(f"brokers: {lacking}; pip install 'brokers[serve]' brings it")
+        extra = "spark" if error.name == "pyarrow" else "serve"
+        sys.exit(f"brokers: {lacking}; pip install 'brokers[{extra}]' brings it")
     gc.freeze()  # Python collects once more as it ends, and would walk all that goes anyway
     sys.exit(code)
 

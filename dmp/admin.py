@@ -32,6 +32,7 @@ from shared.objects import (
     QUEUES,
     Argument,
     BadArgument,
+    BadValue,
     Objects,
     a_body,
     a_count,
@@ -321,7 +322,7 @@ class Admin:
     ) -> dict[str, Any]:
         body, key = a_body(arguments), a_text(arguments, "key", "").encode()
         if len(key) > SHORT_BYTES_MAX:
-            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+            raise BadValue(f"key has at most {SHORT_BYTES_MAX} bytes")
         properties = shown_properties.read(_timed(arguments, {}), persistent=True)
         head = Head(exchange.name, key, len(body), properties)
         self._broker.topology.open_exchange(exchange.name)  # one that is internal refuses

@@ -51,6 +51,23 @@ T = TypeVar("T")
 Made = TypeVar("Made", bound="Client")
 
 
+def _any_name(kind: type[M]) -> type[M]:
+    """The same method, which takes every name: pamqp knows fewer than servers do, and refuses `jobs*`."""
+    return type(kind.__name__, (kind,), {"validate": lambda _: None})
+
+
+_QueueDeclare = _any_name(commands.Queue.Declare)
+_QueueBind = _any_name(commands.Queue.Bind)
+_QueueUnbind = _any_name(commands.Queue.Unbind)
+_QueuePurge = _any_name(commands.Queue.Purge)
+_QueueDelete = _any_name(commands.Queue.Delete)
+_ExchangeDeclare = _any_name(commands.Exchange.Declare)
+_ExchangeBind = _any_name(commands.Exchange.Bind)
+_ExchangeUnbind = _any_name(commands.Exchange.Unbind)
+_ExchangeDelete = _any_name(commands.Exchange.Delete)
+_BasicConsume = _any_name(commands.Basic.Consume)
+
+
 class Unroutable(BrokerError):
     """No queue takes the message; the server has dropped it."""
 
@@ -424,7 +441,7 @@ class Client:
 
         `passive`: make none, and raise Refused if it is not there.
         """
-        method = commands.Queue.Declare(
+        method = _QueueDeclare(
             queue=name,
             passive=passive,
             durable=durable,
@@ -436,7 +453,7 @@ class Client:
 
     async def depth(self, name: str) -> int:
         """How many messages of a queue are ready. Raises Refused if it is not there."""
-        method = commands.Queue.Declare(queue=name, passive=True)
+        method = _QueueDeclare(queue=name, passive=True)
         return (await self._call(method, commands.Queue.DeclareOk)).message_count or 0
 
     async def declare_exchange(
@@ -453,7 +470,7 @@ class Client:
 
         `passive`: make none, and raise Refused if it is not there.
         """
-        method = commands.Exchange.Declare(
+        method = _ExchangeDeclare(
             exchange=name,
             exchange_type=type,
             passive=passive,
@@ -470,16 +487,14 @@ class Client:
 
         `arguments`: those of a headers exchange.
         """
-        method = commands.Queue.Bind(
-            queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
-        )
+        method = _QueueBind(queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {}))
         await self._call(method, commands.Queue.BindOk)
 
     async def unbind(
         self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
         """Remove the binding with this key and these arguments."""
-        method = commands.Queue.Unbind(
+        method = _QueueUnbind(
             queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
         )
         await self._call(method, commands.Queue.UnbindOk)
@@ -488,7 +503,7 @@ class Client:
         self, to: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
         """Have the exchange `to` take what is published to the other one with this key."""
-        method = commands.Exchange.Bind(
+        method = _ExchangeBind(
             destination=to, source=exchange, routing_key=key, arguments=dict(arguments or {})
         )
         await self._call(method, commands.Exchange.BindOk)
@@ -497,28 +512,26 @@ class Client:
         self, to: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
         """Remove that binding."""
-        method = commands.Exchange.Unbind(
+        method = _ExchangeUnbind(
             destination=to, source=exchange, routing_key=key, arguments=dict(arguments or {})
         )
         await self._call(method, commands.Exchange.UnbindOk)
 
     async def purge(self, queue: str) -> int:
         """Delete a queue's messages, except unacknowledged ones; returns how many."""
-        return (
-            await self._call(commands.Queue.Purge(queue=queue), commands.Queue.PurgeOk)
-        ).message_count or 0
+        return (await self._call(_QueuePurge(queue=queue), commands.Queue.PurgeOk)).message_count or 0
 
     async def delete_queue(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue, if it is there; returns how many messages went with it.
 
         Raises Refused if it has consumers (`if_unused`) or messages (`if_empty`).
         """
-        method = commands.Queue.Delete(queue=queue, if_unused=if_unused, if_empty=if_empty)
+        method = _QueueDelete(queue=queue, if_unused=if_unused, if_empty=if_empty)
         return (await self._call(method, commands.Queue.DeleteOk)).message_count or 0
 
     async def delete_exchange(self, exchange: str, *, if_unused: bool = False) -> None:
         """Delete an exchange, if it is there. Raises Refused if queues are bound to it (`if_unused`)."""
-        method = commands.Exchange.Delete(exchange=exchange, if_unused=if_unused)
+        method = _ExchangeDelete(exchange=exchange, if_unused=if_unused)
         await self._call(method, commands.Exchange.DeleteOk)
 
     async def publish(
@@ -565,7 +578,7 @@ class Client:
         channel = await self._connection.open_channel()
         try:
             await channel.call(commands.Basic.Qos(0, prefetch, False), commands.Basic.QosOk)
-            consume = commands.Basic.Consume(queue=queue, arguments=dict(arguments or {}))
+            consume = _BasicConsume(queue=queue, arguments=dict(arguments or {}))
             await channel.call(consume, commands.Basic.ConsumeOk)
             yield Deliveries(channel)
         finally:

@@ -15,7 +15,7 @@ from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, Head
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of
-from shared.objects import BadArgument, ObjectMissing, a_flag, a_table, a_text
+from shared.objects import BadArgument, BadValue, ObjectMissing, a_flag, a_table, a_text
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
@@ -43,7 +43,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             _name_in(row, "alternate") if row.get("alternate") else None,
         )
         if kind.type not in TYPES:
-            raise BadArgument(f"type is one of {', '.join(TYPES)}")
+            raise BadValue(f"type is one of {', '.join(TYPES)}")
         new = broker.topology.check_exchange(name, kind)
         return Made(new, None if dry_run else broker.topology.declare_exchange(name, kind))
 
@@ -105,7 +105,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         destination = _name_in(row, "to_exchange" if to_exchange else "queue")
         key, table = a_text(row, "key", "").encode(), table_in(row)
         if len(key) > SHORT_BYTES_MAX:
-            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+            raise BadValue(f"key has at most {SHORT_BYTES_MAX} bytes")
         exchange = broker.exchanges.get(source)
         end = broker.topology.destinations_of(to_exchange).get(destination)
         for thing, section, name in (
@@ -177,7 +177,7 @@ def _name_in(row: Row, what: str) -> bytes:
     """Raises BadArgument."""
     name = a_text(row, what).encode()
     if not 1 <= len(name) <= SHORT_BYTES_MAX:
-        raise BadArgument(f"{what} has 1 to {SHORT_BYTES_MAX} bytes")
+        raise BadValue(f"{what} has 1 to {SHORT_BYTES_MAX} bytes")
     return name
 
 

@@ -44,6 +44,10 @@ class FileMissing(BrokerError):
     exit_code = EXIT_MISSING
 
 
+class FileFailed(BrokerError):
+    """A file of messages cannot be read or written; the text names it."""
+
+
 class Admin:
     """The administrative operations of one engine."""
 
@@ -210,7 +214,7 @@ class Admin:
         try:
             writer: DmsqWriter = await store.in_thread(DmsqWriter, target)
         except OSError as error:
-            raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
+            raise FileFailed(f"{target}: {error.strerror}") from None
         try:
             batch: list[bytes] = []
             size = 0
@@ -224,7 +228,7 @@ class Admin:
             await store.in_thread(writer.finish)
         except OSError as error:
             await store.in_thread(writer.abandon)
-            raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
+            raise FileFailed(f"{target}: {error.strerror}") from None
         except BaseException:
             writer.abandon()
             raise
@@ -253,7 +257,7 @@ class Admin:
         except FileNotFoundError as error:
             raise FileMissing(f"{source}: {error.strerror}") from None
         except OSError as error:
-            raise Refusal(Status.INTERNAL, f"{source}: {error.strerror}") from None
+            raise FileFailed(f"{source}: {error.strerror}") from None
         queue, ticket = import_into(self._engine, name, file)
         await self._engine.store.wait(ticket)
         if queue.line:

@@ -413,7 +413,9 @@ def _name(queue: str) -> bytes:
 def _object(said: Mapping[str, Any]) -> bytes:
     try:
         return wire.pack_object(said)
-    except (wire.Refusal, ValueError, TypeError) as error:
+    except wire.Refusal as error:
+        raise ProtocolError(error.text) from None
+    except (ValueError, TypeError) as error:
         raise ProtocolError(str(error)) from None
 
 
@@ -438,8 +440,8 @@ def _pieces(
             payloads.append(payload)
             size += len(payload)
         else:
-            most = PAYLOAD_BYTES_MAX - len(name)
-            beside = ", with what is said of it" if about else ""
+            most = max(0, PAYLOAD_BYTES_MAX - len(name))
+            beside = f", with the {len(about)} bytes that are said of it" if about else ""
             text = f"a message of {len(body)} bytes; at most {most} in a queue of this name{beside}"
             refused[place] = PayloadTooLarge(text)
         if not fits or size >= PIECE_BYTES:

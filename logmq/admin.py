@@ -23,6 +23,7 @@ from shared.objects import (
     TOPICS,
     Argument,
     BadArgument,
+    BadValue,
     MessageRows,
     ObjectMissing,
     Objects,
@@ -178,7 +179,7 @@ class Admin:
         try:
             durability = Durability.parse(text) if (text := a_text(arguments, "durability", "")) else None
         except ValueError as error:
-            raise BadArgument(f"durability: {error}") from None
+            raise BadValue(f"durability: {error}") from None
         if topics.find(name) is not None:
             raise TopicExists(f"name: there is a topic {name} already")
         if not dry_run:
@@ -273,7 +274,7 @@ class Admin:
         log, _ = found
         row = self._there(found)
         if len(arguments) != 1:
-            raise BadArgument("give offset, time or records_back")
+            raise BadValue("give offset, time or records_back")
         offset = await self._place(log, arguments)
         if offset is None:
             offset = await self._boundary(log, arguments)
@@ -314,7 +315,7 @@ class Admin:
     async def _boundary(self, log: Log, arguments: Mapping[str, Any]) -> int:
         """A record boundary. Raises BadArgument and StoreError."""
         if "offset" not in arguments:
-            raise BadArgument("offset is missing")
+            raise BadValue("offset is missing")
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
         await require_record_start(log, offset)
         return offset
@@ -337,5 +338,5 @@ def _moment(arguments: Mapping[str, Any]) -> float:
         if moment.tzinfo is None or moment.year < 1970:
             raise ValueError
     except ValueError:
-        raise BadArgument("time is RFC 3339, with its zone: 2026-01-31T12:00:00Z") from None
+        raise BadValue("time is RFC 3339, with its zone: 2026-01-31T12:00:00Z") from None
     return moment.timestamp()

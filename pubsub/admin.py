@@ -27,7 +27,7 @@ from shared.objects import (
     SESSIONS,
     SUBSCRIPTIONS,
     Argument,
-    BadArgument,
+    BadValue,
     Objects,
     a_text,
     key_of,
@@ -172,14 +172,14 @@ class Admin:
     async def _publish(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         topic = a_text(arguments, "topic").encode()
         if not 1 <= len(topic) <= TOPIC_BYTES_MAX or b"\0" in topic:
-            raise BadArgument(f"topic has 1 to {TOPIC_BYTES_MAX} bytes, none of them NUL")
+            raise BadValue(f"topic has 1 to {TOPIC_BYTES_MAX} bytes, none of them NUL")
         name = a_text(arguments, "type", "STRING")
         if name not in Kind.__members__:
-            raise BadArgument(f"type is one of {', '.join(Kind.__members__)}")
+            raise BadValue(f"type is one of {', '.join(Kind.__members__)}")
         try:
             payload = payload_of(Kind[name], a_text(arguments, "value"))
         except ValueError as error:
-            raise BadArgument(f"value: {error}") from None
+            raise BadValue(f"value: {error}") from None
         receivers = len({client for client, _ in self._receivers(topic.decode())})
         if not dry_run:
             frames = frame(NOBODY, topic, Kind[name], payload)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from pubsub.wire import Kind
 from shared.actions import END_SESSION
 from shared.cli.app import protocol_app
 from shared.cli.objects import action_command, listed
-from shared.cli.options import Json, Max, Place, Port, Server, Timeout, bound_port, flag
+from shared.cli.options import Json, Max, Place, Port, Server, Timeout, a_file, bound_port, flag
 from shared.client.dial import CONNECT_SECONDS
 from shared.errors import NoneInTime, NotThere, UsageError
 from shared.net.tls import in_words
@@ -130,7 +129,7 @@ def subscribe(
         _connected(secrets.token_hex(5), server) as terminal,
         closing(terminal.messages(names, timeout, minutes)) as messages,
     ):
-        for message in islice(messages, max_):
+        for message in messages:
             shown += 1
             if json:
                 row = {"sender": message.sender, "topic": message.topic}
@@ -138,6 +137,8 @@ def subscribe(
             else:
                 line = wire.line(message)
                 yield line.decode(errors="backslashreplace") if on_terminal else line + b"\n"
+            if shown == max_:
+                break
     if max_ is not None and shown < max_:
         raise NoneInTime(f"no message came in time; {max_ - shown} more were asked for")
 
@@ -223,7 +224,10 @@ async def publish(
     from_: Annotated[
         Path | None,
         Parameter(
-            name="--from", help="JSON, a message a line; - is standard input.", allow_leading_hyphen=True
+            name="--from",
+            help="JSON, a message a line; - is standard input.",
+            converter=a_file,
+            allow_leading_hyphen=True,
         ),
     ] = None,
     rate: Annotated[float | None, Parameter(help="Messages a second, at most.")] = None,

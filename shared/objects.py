@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from shared.errors import EXIT_MISSING, BrokerError
+from shared.errors import EXIT_MISSING, EXIT_USAGE, BrokerError
 
 Unit = Literal["", "count", "bytes", "seconds", "time", "rate", "bytes_rate", "flag", "list", "table"]
 """The unit of a column. "": text; `time`: RFC 3339 with ms; `rate`: messages a second; `bytes_rate`: bytes a
@@ -46,7 +46,13 @@ class ObjectMissing(BrokerError):
 
 
 class BadArgument(BrokerError):
-    """An argument of an action is missing or invalid."""
+    """An argument of an action does not fit, or not what is there now."""
+
+
+class BadValue(BadArgument):
+    """An argument is missing, of another kind or out of range: a mistake of the caller."""
+
+    exit_code = EXIT_USAGE
 
 
 @attrs.frozen
@@ -585,57 +591,57 @@ class MessageRows:
 
 
 def an_optional_count(arguments: Mapping[str, Any], name: str) -> int | None:
-    """An argument that is a whole number, if it is given. Raises BadArgument."""
+    """An argument that is a whole number, if it is given. Raises BadValue."""
     return a_count(arguments, name, 0, 0, 1 << 63) if name in arguments else None
 
 
 def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
-    """An argument that is a whole number. Raises BadArgument."""
+    """An argument that is a whole number. Raises BadValue."""
     value = arguments.get(name, default)
     if type(value) is not int or not least <= value <= most:
-        raise BadArgument(f"{name} is a number from {least} to {most}")
+        raise BadValue(f"{name} is a number from {least} to {most}")
     return value
 
 
 def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """An argument that is a text. Raises BadArgument."""
+    """An argument that is a text. Raises BadValue."""
     value = arguments.get(name, default)
     if not isinstance(value, str):
-        raise BadArgument(f"{name} is a text" if name in arguments else f"{name} is missing")
+        raise BadValue(f"{name} is a text" if name in arguments else f"{name} is missing")
     return value
 
 
 def a_flag(arguments: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """An argument that is true or false. Raises BadArgument."""
+    """An argument that is true or false. Raises BadValue."""
     value = arguments.get(name, default)
     if not isinstance(value, bool):
-        raise BadArgument(f"{name} is true or false")
+        raise BadValue(f"{name} is true or false")
     return value
 
 
 def a_table(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An argument that is an object; {} unless it is given. Raises BadArgument."""
+    """An argument that is an object; {} unless it is given. Raises BadValue."""
     value = arguments.get(name, {})
     if not isinstance(value, dict):
-        raise BadArgument(f"{name} is an object")
+        raise BadValue(f"{name} is an object")
     return value
 
 
 def a_list(arguments: Mapping[str, Any], name: str) -> Sequence[str]:
-    """An argument that is a list of texts; none unless it is given. Raises BadArgument."""
+    """An argument that is a list of texts; none unless it is given. Raises BadValue."""
     value = arguments.get(name, [])
     if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-        raise BadArgument(f"{name} is a list of texts")
+        raise BadValue(f"{name} is a list of texts")
     return value
 
 
 def a_body(arguments: Mapping[str, Any]) -> bytes:
-    """The body of a message to publish, from `text` or `base64`. Raises BadArgument."""
+    """The body of a message to publish, from `text` or `base64`. Raises BadValue."""
     if ("text" in arguments) == ("base64" in arguments):
-        raise BadArgument("give text or base64: the message")
+        raise BadValue("give text or base64: the message")
     if "text" in arguments:
         return a_text(arguments, "text").encode()
     try:
         return base64.b64decode(a_text(arguments, "base64"), validate=True)
     except ValueError:
-        raise BadArgument("base64 is not base64") from None
+        raise BadValue("base64 is not base64") from None

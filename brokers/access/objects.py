@@ -33,6 +33,7 @@ from shared.objects import (
     USERS,
     Argument,
     BadArgument,
+    BadValue,
     ObjectMissing,
     Objects,
     a_count,
@@ -97,7 +98,7 @@ class UserObjects:
     async def _add(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         name = a_text(arguments, "name")
         if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
-            raise BadArgument("name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
+            raise BadValue("name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
         if name in (self._access.users or {}):
             raise BadArgument(f"name: there is a user {name} already")
         password = a_text(arguments, "password", "")
@@ -166,7 +167,7 @@ class UserObjects:
     async def _secret(self, password: str) -> Secret:
         data = password.encode()
         if not data or len(data) > PASSWORD_BYTES_MAX or b"\n" in data or b"\0" in data:
-            raise BadArgument("password has 1 to 1,024 bytes, no line break and no NUL")
+            raise BadValue("password has 1 to 1,024 bytes, no line break and no NUL")
         secret: Secret = await self._in_thread(Secret.make, data, secrets.token_bytes(SALT_BYTES))
         return secret
 
@@ -239,5 +240,5 @@ def _rules(arguments: Mapping[str, Any], name: str = "allow") -> tuple[Rule, ...
             rules.append(Rule.parse(text))
             check_rule(rules[-1])
         except UsersError as error:
-            raise BadArgument(f"{name}: {error}") from None
+            raise BadValue(f"{name}: {error}") from None
     return tuple(rules)

@@ -36,7 +36,7 @@ from shared.objects import (
     Action,
     Argument,
     ArgumentKind,
-    BadArgument,
+    BadValue,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -198,11 +198,11 @@ def _maker(makers: Sequence[tuple[str, Action]], arguments: dict[str, Any]) -> t
     owners = {protocol for protocol, _ in makers}
     wanted = arguments.pop("protocol", None)
     if wanted is not None and wanted not in owners:
-        raise BadArgument(f"protocol is one of {', '.join(sorted(owners))}")
+        raise BadValue(f"protocol is one of {', '.join(sorted(owners))}")
     possible = [each for each in makers if wanted in (None, each[0])]
     fitting = [each for each in possible if arguments.keys() <= each[1].takes.keys()]
     if wanted is None and len({protocol for protocol, _ in fitting}) > 1:
-        raise BadArgument(f"protocol is missing: one of {', '.join(sorted(owners))}")
+        raise BadValue(f"protocol is missing: one of {', '.join(sorted(owners))}")
     return (fitting or possible)[0]
 
 
@@ -291,7 +291,7 @@ async def _run_action(
     """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
     if missing := [name for name, each in action.takes.items() if each.required and name not in arguments]:
-        raise BadArgument(f"{missing[0]} is missing")
+        raise BadValue(f"{missing[0]} is missing")
     for argument, value in arguments.items():
         choices = action.takes[argument].choices
         if choices and value is not None and value not in choices:

@@ -354,12 +354,10 @@ async def _failed(request: Request, error: Exception) -> Response:
                 more = {"exit_code": int(ExitCode.USAGE)}
         case ObjectMissing():
             status, text = 404, str(error)
-        case BadArgument():
-            status, text = 400, str(error)
         case NotGiven():
             status, text = 403, str(error)
         case BrokerError():
-            status, text = 409, str(error)
+            status, text = 400 if isinstance(error, BadArgument) else 409, str(error)
             if (code := exit_code(error)) != ExitCode.FAILED:
                 more = {"exit_code": int(code)}
         case OSError():

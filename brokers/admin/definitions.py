@@ -170,7 +170,8 @@ class Document:
                 done: Made | None = None
                 try:
                     if each is None:
-                        raise LeftOut("no protocol that is served here has these")
+                        unserved = "no protocol that is served here has these"
+                        raise LeftOut(unserved if protocol else f"row {number} names no protocol")
                     _check_keys(row, each, number)
                     plain = {name: value for name, value in row.items() if name != "protocol"}
                     done = await each.make(plain, dry_run, partial(_is_promised, promised, protocol))

@@ -136,5 +136,5 @@ class Followers:
 
 def _number(text: str, name: str) -> int:
     if text and not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise HTTPException(400, f"{name} is a number")
+        raise HTTPException(400, f"{name} is a number of 15 digits at most")
     return int(text or 0)

@@ -14,7 +14,7 @@ import trio
 from brokers.host.recent import Recent
 from brokers.host.service import SupervisedService
 from shared.errors import BrokerError
-from shared.objects import BadArgument, time_text
+from shared.objects import BadValue, time_text
 from shared.shares import PercentOf, Shares, everything
 from shared.tracing import Tap
 
@@ -72,7 +72,7 @@ class Traces:
         trace = self._traces.get(name)
         if trace is None:
             if not 0 < len(name) <= NAME_CHARACTERS_MAX:
-                raise BadArgument(f"name is a text of 1 to {NAME_CHARACTERS_MAX} characters")
+                raise BadValue(f"name is a text of 1 to {NAME_CHARACTERS_MAX} characters")
             if len(self._traces) >= NAMES_MAX:
                 raise TooManyTraces(f"{NAMES_MAX} names are traced: one ends when nobody has asked for 30 s")
             if not self._shares.fits(user, NAMES_MAX):

@@ -24,7 +24,7 @@ from shared.actions import action, changing
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Gauge, Sample, samples
-from shared.objects import BRIDGES, Argument, BadArgument, Objects, a_text, key_of, time_text
+from shared.objects import BRIDGES, Argument, BadValue, Objects, a_text, key_of, time_text
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
@@ -277,7 +277,7 @@ class Bridges:
         try:
             start = start_of(a_text(arguments, "to"))
         except ValueError as error:
-            raise BadArgument(f"to: {error}") from None
+            raise BadValue(f"to: {error}") from None
         if dry_run:
             bridge.check_reset()
         else:
@@ -300,7 +300,7 @@ class Bridges:
         try:
             body = b64decode(a_text(arguments, "base64", ""), validate=True)
         except ValueError:
-            raise BadArgument("base64 is not base64") from None
+            raise BadValue("base64 is not base64") from None
         body = body or a_text(arguments, "body", "").encode()
         return bridge.would(
             a_text(arguments, "name", "").encode(), a_text(arguments, "key", "").encode(), body

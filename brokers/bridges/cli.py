@@ -84,7 +84,7 @@ def _position(said: str) -> str:
 def try_out(
     bridge: Name,
     *,
-    name: Annotated[str, Parameter(help="Of the message's topic or queue.")] = "",
+    name: Annotated[str, Parameter(help="Of the message's topic or queue; AMQP's is --key.")] = "",
     key: Annotated[
         str, Parameter(help="An AMQP message's routing key, which is its name, too; or a job's key.")
     ] = "",

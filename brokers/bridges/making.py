@@ -14,7 +14,7 @@ from brokers.bridges.own import NAME, read_own, with_own
 from brokers.bridges.settings import BridgeSettings, Ends
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of
 from shared.local_path import replace_file
-from shared.objects import BadArgument, Objects, a_text
+from shared.objects import BadArgument, BadValue, Objects, a_text
 from shared.storage.threads import Threads
 
 
@@ -106,9 +106,7 @@ class OwnBridges:
             others = [each for each in self._present() if each.name not in names]
             every, problems = with_own(others, after, self._ends, NAME)
             if problems:
-                raise BadArgument(
-                    "; ".join(f"{each.key.rpartition('.')[2]}: {each.text}" for each in problems)
-                )
+                raise BadValue("; ".join(f"{each.key.rpartition('.')[2]}: {each.text}" for each in problems))
             if not dry_run:
                 data = json.dumps(after, indent=1).encode()
                 await self._in_thread(replace_file, self._folder / NAME, data, 0o600)

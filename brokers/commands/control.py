@@ -219,6 +219,9 @@ class AdminClient:
 
 
 def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:
+    """Raises Failure for an empty name: without it the path is another's."""
+    if not all(parts):
+        raise Failure("a name is empty", ExitCode.USAGE)
     path = "/".join((ROOT, *map(path_part, parts)))
     return f"{path}?{urlencode(query)}" if query else path
 

@@ -11,7 +11,7 @@ from brokers.commands.flags import host_app
 from brokers.commands.render import Several
 from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure
-from shared.cli.options import Json, a_path, flag
+from shared.cli.options import Json, a_file, flag
 from shared.cli.progress import waiting
 from shared.local_path import WRITTEN_BYTES_MAX, read_file, replace_file
 
@@ -30,7 +30,7 @@ def export(
         Path | None,
         Parameter(
             help="The file to write; - or none is standard output.",
-            converter=a_path,
+            converter=a_file,
             allow_leading_hyphen=True,
         ),
     ] = None,
@@ -53,7 +53,7 @@ def export(
 @command("import definitions.json --dry-run", "import - < definitions.json", name="import")
 def import_(
     file: Annotated[
-        Path, Parameter(help="The file; - is standard input.", converter=a_path, allow_leading_hyphen=True)
+        Path, Parameter(help="The file; - is standard input.", converter=a_file, allow_leading_hyphen=True)
     ],
     *,
     dry_run: Annotated[bool, flag("Say what would be made, and make nothing.")] = False,

@@ -12,6 +12,7 @@ from brokers.commands.flags import host_command
 from brokers.commands.render import CommandResult, Listing, Watched
 from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure
+from brokers.escape import escape
 from shared.cli.commands import warn
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
@@ -143,7 +144,7 @@ def kick(
         except Failure as error:
             if error.code != ExitCode.MISSING:
                 raise
-            warn(str(error))
+            warn(escape(str(error)))
             rows.append({"connection": each, "closed": 0})
             code = ExitCode.MISSING
     return CommandResult(rows, code)

@@ -29,9 +29,10 @@ async def arrive(settings: ShipSettings, folder: Path, log: structlog.stdlib.Bou
     """
     in_thread = Threads()
     found, empty = await in_thread(read_follow, folder), await in_thread(is_empty, folder)
+    if not settings.url and (settings.follow or settings.restore_if_empty):
+        name = "follow" if settings.follow else "restore_if_empty"
+        raise Failure(f"ship.{name} needs ship.url, which names the bucket", ExitCode.CONFIGURATION)
     if settings.follow:
-        if not settings.url:
-            raise Failure("ship.follow needs ship.url, the bucket to follow", ExitCode.CONFIGURATION)
         if found is None and empty:
             await _restored(open_bucket(settings), folder, log, follows=True)
             found = await in_thread(read_follow, folder)
@@ -45,7 +46,7 @@ async def arrive(settings: ShipSettings, folder: Path, log: structlog.stdlib.Bou
             f"{folder} follows {found[0]}: start it with brokers follow, or promote it with brokers promote",
             ExitCode.DATA_FOLDER,
         )
-    elif settings.restore_if_empty and settings.url and empty:
+    elif settings.restore_if_empty and empty:
         bucket = open_bucket(settings)
         if await bucket.retried(lambda: read_manifest(bucket)) is not None:
             await _restored(bucket, folder, log, follows=False)

@@ -59,7 +59,8 @@ class BucketLink:
     async def arrive(self) -> "Ships | None":
         """Make the folder ready. Returns how its store is opened. Raises as `arrival.arrive`."""
         settings = self.settings
-        if not (settings.url or settings.follow or await self._in_thread(any, names.found_in(self.folder))):
+        asked = settings.url or settings.follow or settings.restore_if_empty
+        if not (asked or await self._in_thread(any, names.found_in(self.folder))):
             return None
         from brokers.ship.arrival import arrive
         from brokers.ship.shipper import opened_with

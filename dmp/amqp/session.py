@@ -470,6 +470,7 @@ class AmqpSession(SessionBase):
             "messages_out": mux.delivered_before + sum(channel.delivered for channel in channels),
             "held": sum(len(channel.unacked) for channel in channels),
             "client": mux.client or None,
+            "state": "finishing" if self.state is State.CLOSING else None,  # the peer is yet to agree
         }
 
     def access_changed(self) -> None:

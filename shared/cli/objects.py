@@ -154,7 +154,7 @@ def _argument(flag: str, takes: Collection[str]) -> str:
     """The argument of a flag that is named. Raises UsageError."""
     names = {name.replace("_", "-"): name for name in takes}
     if flag not in names:
-        raise UsageError("--unset", f"{flag}: there are {', '.join(names)}")
+        raise UsageError("--unset", f"{flag!r} is none of {', '.join(names)}")
     return names[flag]
 
 

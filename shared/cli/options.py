@@ -50,6 +50,14 @@ def a_path(_: type, tokens: Sequence[Token]) -> Path:
     return local_path(tokens[0].value)
 
 
+def a_file(_: type, tokens: Sequence[Token]) -> Path:
+    """A converter that takes `-`, the standard input or output, and no flag that is mistyped."""
+    given = tokens[0].value
+    if given.startswith("-") and given != "-":
+        raise ValueError(f"there is no flag {given}; a file is ./{given}")
+    return local_path(given)
+
+
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
 Port = Annotated[int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port)]
 """The port of a server to connect to."""

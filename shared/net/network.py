@@ -276,7 +276,7 @@ class Group:
 _VALUES: Mapping[str, Callable[[DrivenConnection], Any]] = {
     "peer": attrgetter("peer"),
     "user": attrgetter("user"),
-    "state": attrgetter("stage"),
+    "state": lambda connection: connection.traffic.get("state") or connection.stage,
     "waits_for": attrgetter("waits_for"),
     "tls": attrgetter("is_encrypted"),
     "bytes_in": lambda connection: liveness.bytes_passed(connection)[0],

@@ -300,7 +300,9 @@ class SessionBase:
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        """What only the protocol knows: `messages_in`, `messages_out`, `held`, and `client`, its name."""
+        """What only the protocol knows: `messages_in`, `messages_out`, `held`, `client`, its name, and a
+        `state` in place of the connection's own.
+        """
         return {}
 
     # Deadlines.

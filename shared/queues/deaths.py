@@ -5,7 +5,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
-from shared.objects import BadArgument, a_text
+from shared.objects import BadValue, a_text
 from shared.units import parse_span_ms
 
 Q = TypeVar("Q")
@@ -32,17 +32,17 @@ class DeathFilter:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], reasons: Sequence[str], now_ms: int) -> Self:
-        """Raises BadArgument."""
+        """Raises BadValue."""
         key = a_text(arguments, "key") if "key" in arguments else None
         reason = a_text(arguments, "reason") if "reason" in arguments else None
         if reason is not None and reason not in reasons:
-            raise BadArgument(f"reason: {reason[:64]!r} is none; there are {', '.join(reasons)}")
+            raise BadValue(f"reason: {reason[:64]!r} is none; there are {', '.join(reasons)}")
         until_ms = None
         if "age" in arguments:
             try:
                 until_ms = now_ms - parse_span_ms(a_text(arguments, "age"))
             except ValueError as error:
-                raise BadArgument(f"age: {error}") from None
+                raise BadValue(f"age: {error}") from None
         return cls(key, reason, until_ms)
 
     def fits(self, death: Death[Any]) -> bool:

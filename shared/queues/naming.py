@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import attrs
 
-from shared.objects import BadArgument, a_count, a_text
+from shared.objects import BadValue, a_count, a_text
 from shared.units import moment_ms, parse_span_ms
 
 SPAN_MS_MAX = 10 * 366 * 86_400_000
@@ -24,14 +24,14 @@ class MessageName:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Raises BadArgument."""
+        """Raises BadValue."""
         if ("dedup" in arguments) == ("position" in arguments):
-            raise BadArgument("either dedup or position says which message")
+            raise BadValue("either dedup or position says which message")
         if "position" in arguments:
             return cls(number=a_count(arguments, "position", -1, 0, 1 << 63))
         dedup = a_text(arguments, "dedup")
         if not dedup:
-            raise BadArgument("dedup is a text that is not empty")
+            raise BadValue("dedup is a text that is not empty")
         return cls(dedup)
 
 
@@ -47,15 +47,15 @@ class NewTime:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], now_ms: int) -> Self:
-        """Raises BadArgument."""
+        """Raises BadValue."""
         if ("delay" in arguments) == ("at" in arguments):
-            raise BadArgument("either delay or at says when")
+            raise BadValue("either delay or at says when")
         name = "delay" if "delay" in arguments else "at"
         text = a_text(arguments, name)
         try:
             time = cls(parse_span_ms(text)) if name == "delay" else cls(None, moment_ms(text, now_ms))
         except ValueError as error:
-            raise BadArgument(f"{name}: {error}") from None
+            raise BadValue(f"{name}: {error}") from None
         if time.due_ms(now_ms) > now_ms + SPAN_MS_MAX:
-            raise BadArgument(f"{name} is at most ten years from now")
+            raise BadValue(f"{name} is at most ten years from now")
         return time

@@ -33,6 +33,7 @@ from shared.objects import (
     SEARCHED_MAX,
     Action,
     BadArgument,
+    BadValue,
     MessageRows,
     a_count,
     a_text,
@@ -239,7 +240,7 @@ class MessageActions(Generic[Q]):
     async def discard(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         wanted = an_optional_count(arguments, "position")
         if wanted is None:
-            raise BadArgument("position is missing: of the message to delete")
+            raise BadValue("position is missing: of the message to delete")
         discarded, _ = await self.sift(
             queue, lambda run, place: queue if run.first + place == wanted else None, 1, dry_run=dry_run
         )
@@ -447,4 +448,4 @@ def _a_rate(arguments: Mapping[str, Any]) -> Rate | None:
     try:
         return Rate.parse(a_text(arguments, "rate"))
     except ValueError as error:
-        raise BadArgument(f"rate {error}") from None
+        raise BadValue(f"rate {error}") from None

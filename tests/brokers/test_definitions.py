@@ -90,6 +90,7 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
             {"protocol": "a", "name": "one", "colour": "red"},
             {"protocol": "a", "name": "b", "colour": "red"},
             {"protocol": "x", "name": "other", "colour": "red"},
+            {"name": "plain", "colour": "red"},
         ]
     }
     with pytest.raises(Conflict, match=r"^queues a/b: it is blue here$"):
@@ -97,13 +98,17 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
     assert (shelf.there, disk.waited) == ({"b": "blue"}, 0)
     rows["queues"][1] = {"protocol": "a", "name": "c", "colour": "away"}
     dry = await document.take(rows, dry_run=True)
-    assert (dry.made, dry.same, dry.left_out, shelf.there) == (1, 0, 2, {"b": "blue"})
+    assert (dry.made, dry.same, dry.left_out, shelf.there) == (1, 0, 3, {"b": "blue"})
     taken = await document.take(rows, dry_run=False)
     assert attrs.asdict(taken) == {
         "made": 1,
         "same": 0,
-        "left_out": 2,
-        "told": ["queues a/c: it is away", "queues x/other: no protocol that is served here has these"],
+        "left_out": 3,
+        "told": [
+            "queues a/c: it is away",
+            "queues x/other: no protocol that is served here has these",
+            "queues: row 4 names no protocol",
+        ],
     }
     assert (shelf.there["one"], disk.waited) == ("red", 1)
 

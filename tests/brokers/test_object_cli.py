@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pika
+import pika.exceptions
 import pytest
 
 from brokers.commands import control, objects, render
@@ -136,6 +138,20 @@ def test_a_connection_is_kicked_and_others_that_are_not_there_are_told(
     until(lambda: all(row["id"] != name for row in rows("connections")))
 
 
+def test_a_kicked_client_of_amqp_is_finishing_until_it_agrees(
+    command: Run, rows: Rows, shared_server: Server
+) -> None:
+    host, port = shared_server.address("dmp")
+    client = pika.BlockingConnection(pika.ConnectionParameters(host, port))
+    (row,) = rows("connections", "protocol=dmp")
+    assert row["state"] == "open"
+    assert command("kick", row["id"], "--data-dir", str(shared_server.data))[0] == ExitCode.OK
+    assert [each["state"] for each in rows("connections", "protocol=dmp")] == ["finishing"]
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+        client.process_data_events(10)
+    until(lambda: rows("connections", "protocol=dmp") == [])
+
+
 def test_messages_are_read_through_the_api_where_only_that_is_reached(
     command: Run, shared_server: Server
 ) -> None:
@@ -220,5 +236,5 @@ def test_a_queue_and_a_topic_are_made_and_changed_as_the_page_does(
     topic = api.get("topics", "changed.topic")
     assert (topic["retention_seconds"], topic["retention_bytes"]) == (None, 5000)
     code, _, said = command("dms", "change", "changed.queue", "--unset", "colour", *folder)
-    assert (code, "there are depth-limit" in said) == (ExitCode.USAGE, True)
+    assert (code, "is none of depth-limit" in said) == (ExitCode.USAGE, True)
     assert command("logmq", "create", "changed.topic", *folder)[0] == ExitCode.FAILED

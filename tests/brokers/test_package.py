@@ -152,6 +152,14 @@ def test_the_commands_say_which_extra_they_need(fresh: Path, tmp_path: Path) -> 
     assert done.stderr.endswith("pip install 'brokers[serve]' brings it\n")
 
 
+def test_a_command_that_needs_arrow_names_its_extra() -> None:
+    without = "import sys; sys.modules['pyarrow'] = None; from brokers.__main__ import main; main()"
+    words = (sys.executable, "-c", without, "pipeline", "archived", "nowhere")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("pyarrow, which is not installed; pip install 'brokers[spark]' brings it\n")
+
+
 def test_it_stands_beside_other_packages_with_the_names_of_its_folders(fresh: Path, tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text("mine = True")
     done = run(fresh / "python", "-W", "error", "-c", CLIENTS + USE_OF_PYPUBSUB, folder=tmp_path)

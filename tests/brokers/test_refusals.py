@@ -54,6 +54,15 @@ def test_an_address_that_others_reach_asks_for_tls_or_insecure(command: Run, tmp
     assert "--insecure" in line
 
 
+@pytest.mark.parametrize("name", ["follow", "restore_if_empty"])
+def test_what_needs_a_bucket_is_refused_without_one(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"BROKERS_SHIP_{name.upper()}", "true")
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION)
+    assert f"ship.{name} needs ship.url" in line
+
+
 def test_a_folder_in_use_names_the_process_and_does_not_disturb_it(
     command: Run, shared_server: Server
 ) -> None:

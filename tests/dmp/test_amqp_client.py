@@ -110,6 +110,25 @@ async def test_several_tasks_share_what_is_delivered(server: Served) -> None:
     assert sorted(found) == [b"%d" % number for number in range(6)]
 
 
+@pytest.mark.parametrize("name", ["jobs*", "[1", "k=v", "caf\u00e9 \u2615"])
+async def test_queues_and_exchanges_have_any_name(server: Served, name: str) -> None:
+    async with open_amqp(port=server.port) as client:
+        assert await client.declare_queue(name) == name
+        for exchange in (name, "other"):
+            await client.declare_exchange(exchange)
+        await client.bind(name, name, "x")
+        await client.bind_exchange("other", name, "x")
+        await client.publish("x", b"here", exchange=name)
+        async with client.consume(name) as deliveries:
+            assert await bodies(deliveries, 1) == [b"here"]
+        assert await client.purge(name) == 0
+        await client.unbind(name, name, "x")
+        await client.unbind_exchange("other", name, "x")
+        for exchange in (name, "other"):
+            await client.delete_exchange(exchange)
+        assert await client.delete_queue(name) == 0
+
+
 async def test_a_delivery_outlives_its_consumer_without_harm(server: Served) -> None:
     async with open_amqp(port=server.port) as client:
         queue = await client.declare_queue(exclusive=True, durable=False)

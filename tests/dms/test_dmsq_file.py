@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from dms import wire
+from dms.admin import FileFailed
 from dms.dmsq_file import DmsqWriter, NotDmsq, import_files, parse
 from dms.errors import QueueFull
 from dms.settings import DmsSettings
@@ -111,7 +112,7 @@ def test_an_export_takes_the_place_of_no_pipe_device_or_link(tmp_path: Path) -> 
     os.mkfifo(pipe)
     link.symlink_to("/nowhere")
     for path in (pipe, link, tmp_path):
-        with pytest.raises(wire.Refusal, match=f"{path}: Not a regular file"):
+        with pytest.raises(FileFailed, match=f"{path}: Not a regular file"):
             world.call("export", queue="orders", target=str(path))
     assert pipe.is_fifo()
     assert link.is_symlink()
