@@ -175,11 +175,9 @@ class Admin:
         """Why dead letters of a queue wait, or are lost, as far as a name that is not there tells."""
         arguments = queue.kind.arguments
         exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
-        full = self._broker.dead_letters.full_target(queue)
-        if full is not None:
-            return f"queue {full} is full"
-        if exchange is None:
-            return None
+        obstacle = self._broker.dead_letters.obstacle(queue)
+        if obstacle is not None or exchange is None:
+            return obstacle
         if exchange not in self._broker.exchanges:
             return f"there is no exchange {shown(exchange)}"
         if exchange == DEFAULT and key is not None and key not in self._broker.queues:

@@ -9,7 +9,8 @@ delivered in turns of the loop. Queues take turns, one letter each, so that many
 delay the few of another. A letter that waits for its turn is in no queue and counts as memory. Its record
 stands, so a restart has it in its old queue again. So does one that the disk refuses to move, which waits a
 second longer. Where all queues that a letter goes to are full, and reject what comes, it waits so, too, and
-those of its queue behind it. They stay in order, and one is tried each second, however many wait.
+those of its queue behind it. They stay in order, and one is tried each second, however many wait. So it is
+where no queue takes one whose queue was declared so that none is lost (`x-dead-letter-strategy`).
 """
 
 import datetime
@@ -57,7 +58,7 @@ class DeadLetters:
     _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
     _parked: dict[Queue, str] = attrs.Factory(dict)
-    """Queues whose next letter has no room, each with the queue that is full."""
+    """Queues whose next letter has no place, each with why."""
     _busy: bool = False
 
     def add(self, queue: Queue, runs: Sequence[Run], reason: str) -> None:
@@ -80,8 +81,8 @@ class DeadLetters:
         """How many letters of a queue wait for their turn."""
         return sum([len(run) for run, _ in self._waiting.get(queue, ())])
 
-    def full_target(self, queue: Queue) -> str | None:
-        """The queue that has no room for the next letter; None: that is not tried, or has room."""
+    def obstacle(self, queue: Queue) -> str | None:
+        """Why the next letter of a queue waits; None: none was tried and had no place."""
         return self._parked.get(queue)
 
     def send_to(self, queue: Queue, run: Run, target: Queue) -> "Ticket | None":
@@ -138,9 +139,9 @@ class DeadLetters:
                 message, reason = letters[0]
                 head = letter_head(self._broker, queue, message.head, reason)
                 targets = self.targets(head)
-                full = self._full(head, targets)
-                if full is not None:
-                    self._park(queue, full)
+                obstacle = self._obstacle(queue, head, targets)
+                if obstacle is not None:
+                    self._park(queue, obstacle)
                     continue
                 if len(message.bodies) > 1:
                     message = message.cut(1)
@@ -164,27 +165,34 @@ class DeadLetters:
             timers.set(self, self._retry_at)
 
     def targets(self, head: Head) -> Sequence[Queue]:
-        """Where its exchange says that a letter goes."""
+        """Where its exchange says that a letter goes, and may go."""
+        return without_circles(head, self._routed(head))
+
+    def _routed(self, head: Head) -> Sequence[Queue]:
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
-            return without_circles(head, self._broker.route(head.exchange, head))
+            return self._broker.route(head.exchange, head)
         return ()
 
-    def _full(self, head: Head, targets: Sequence[Queue]) -> Queue | None:
-        """A queue that a letter goes to, where each of them rejects it now: a publisher would be told."""
-        all_full = all(target.capacity.rejects_now(head) for target in targets)
-        return targets[0] if targets and all_full else None
+    def _obstacle(self, queue: Queue, head: Head, targets: Sequence[Queue]) -> str | None:
+        """Why a letter waits: each queue that it goes to rejects it now, of which a publisher would be told;
+        or there is none, and it must not be lost. None: it is delivered, or lost."""
+        if targets:
+            full = all(target.capacity.rejects_now(head) for target in targets)
+            return f"queue {shown(targets[0].name)} is full" if full else None
+        keeps = queue.kind.arguments.keeps_letters and not self._routed(head)
+        return f"no queue takes {shown(head.key)} from exchange {shown(head.exchange)}" if keeps else None
 
-    def _park(self, queue: Queue, full: Queue) -> None:
+    def _park(self, queue: Queue, obstacle: str) -> None:
         broker = self._broker
-        self._parked[queue] = shown(full.name)
+        self._parked[queue] = obstacle
         self._retry_soon()
         if broker.timers.now() >= self._tell_at:
             self._tell_at = broker.timers.now() + TELL_SECONDS
             broker.log.warning(
-                "dead letters wait: the queue that they go to is full, and rejects what comes; consume or "
-                "purge it, or raise its limit",
+                "dead letters wait, as the reason says: consume or purge what is full and rejects them, or "
+                "make what is missing",
                 queue=shown(queue.name),
-                full=shown(full.name),
+                reason=obstacle,
             )
 
     def _retry_soon(self) -> None:

@@ -74,6 +74,10 @@ def _rejects(table: Mapping[str, Any], name: str) -> bool:
     return bool(table[name] == "reject-publish")
 
 
+def _keeps(table: Mapping[str, Any], name: str) -> bool:
+    return bool(table[name] == "at-least-once")
+
+
 def _bound(least: int, most: int) -> Callable[[Mapping[str, Any], str], int | None]:
     return partial(_number, least=least, most=most)
 
@@ -108,7 +112,8 @@ class QueueArguments:
     consumer at a time gets messages. `type`: classic or quorum, which are the same here but for the limit of
     failed tries (`tries`); -1: there is none. `per_key`: so many messages of a key are unacknowledged at a
     time; `fair`: keys take turns. `rate`: deliveries at most. `once`: what is
-    there is not taken again; `once_ms`: nor what came so lately. `eta_header`: the header that says when a
+    there is not taken again; `once_ms`: nor what came so lately. `keeps_letters`: its
+    dead letters wait where no queue takes them. `eta_header`: the header that says when a
     message is due.
     """
 
@@ -122,6 +127,7 @@ class QueueArguments:
     dead_letter_key: bytes | None = _argument(
         "x-dead-letter-routing-key", text_argument, older=True, changeable=True
     )
+    keeps_letters: bool = _older("x-dead-letter-strategy", _keeps, False)
     expires_ms: int | None = _argument("x-expires", _bound(1, TTL_MS_MAX), older=True, changeable=True)
     priority_max: int = _older("x-max-priority", _bound(0, 255), 0)
     rejects: bool = _older("x-overflow", _rejects, False, changeable=True)

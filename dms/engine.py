@@ -629,12 +629,15 @@ class Queue(RunQueue):
                 for ids, _, _ in deliveries:
                     self.deadlines.begin(consumer, ids)
 
-    def requeue(self, runs: Sequence[Run], *, nacked: bool, delay_ms: int = 0, text: str = "") -> None:
+    def requeue(
+        self, runs: Sequence[Run], *, nacked: bool, delay_ms: int = 0, text: str = ""
+    ) -> Ticket | None:
         """Return held messages to their places; `nacked`: their consumer sent a NACK, which may say when they
-        may come again, and why they came back."""
-        count = self.release(runs)
+        may come again, and why they came back. The ticket of what it said, or of when they come; None: there
+        is nothing to wait for."""
+        count, ticket = self.release(runs), None
         if self.deleted:
-            return
+            return None
         if self.jobs is not None:
             self.jobs.released(runs)
         self.engine.counts.returned += count
@@ -653,10 +656,13 @@ class Queue(RunQueue):
             if text:
                 for seq, _, _ in notes:
                     self.log.note_text(seq, text)
+            if text or any(due for _, _, due in notes):
+                ticket = self.log.flush_notes()
         if self.expiry is not None:
             self.expiry.bury()
         if self.line:
             self.dispatch()
+        return ticket
 
     def place(self, run: Run, *, nacked: bool = False, delay_ms: int = 0) -> int:
         """Messages that left the row may be delivered again: now, later, or never where they have died.

@@ -371,16 +371,19 @@ class QueueLog:
                 self._end_run()
                 self._add_notes(RecordKind.RETURNED, Reason.LOST, [(seq, 0, 0) for seq in untried])
 
-    def flush_notes(self) -> None:
-        """Write notes that no record has taken along."""
+    def flush_notes(self) -> Ticket | None:
+        """Write notes that no record has taken along. The ticket of what has them; None: nothing has."""
         self._notes_awaited = False
-        if self._delivered_end or self._notes:
+        ticket = None
+        if (self._delivered_end or self._notes) and self._pending is not None:
+            ticket = self._pending.ticket
             self.write_pending()  # it takes them along: behind ACKs, deliveries before those count twice
         if (self._delivered_end or self._notes) and not self.detached:
             try:
-                self.append(*self._with_notes(b"", 0), reserved=True)
+                _, ticket = self.append(*self._with_notes(b"", 0), reserved=True)
             except StoreError:
                 pass  # notes need not be durable
+        return ticket
 
     def detach(self) -> None:
         """The disk has failed, and the queue goes on in memory."""

@@ -240,8 +240,12 @@ def _nack(session: Session, message_id: int, payload: bytes) -> None:
     if queue.deleted:
         queue.release((run,))
         raise deleted(queue)
-    session.reply(pack(Type.NACK_OK, message_id))
-    queue.requeue((run,), nacked=True, delay_ms=delay_ms, text=text)
+    if delay_ms or text or queue.options.retry_ms:
+        ticket = queue.requeue((run,), nacked=True, delay_ms=delay_ms, text=text)
+        _confirm(session, ticket, Type.NACK, message_id)
+    else:  # it may be delivered again at once, behind this answer
+        session.reply(pack(Type.NACK_OK, message_id))
+        queue.requeue((run,), nacked=True)
 
 
 def _touch(session: Session, message_id: int, payload: bytes) -> None:

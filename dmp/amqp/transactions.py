@@ -248,7 +248,8 @@ class QueueChange:
         broker = self._broker
         head = letter_head(broker, queue, run.head, "rejected")
         targets = broker.dead_letters.targets(head)
-        if targets and not any(self._has_room(target, head, len(run.bodies)) for target in targets):
+        has_room = any(self._has_room(target, head, len(run.bodies)) for target in targets)
+        if not has_room and (targets or queue.kind.arguments.keeps_letters):
             return False
         if self.put(head, targets, run.bodies):
             self.letters += len(run.bodies)

@@ -13,6 +13,7 @@ from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.topology_table import SavedQueue
 from shared.access import ASKER, Access, parse_users
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import DEAD, call, row
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 
@@ -211,3 +212,39 @@ async def test_a_letter_that_never_has_room_is_lost(world: World, limit: dict[st
     world.publish(b"", b"q", b"long")
     reject(world, source)
     assert (row(world, source)["dead"], world.broker.counts.dead_letters_lost) == (0, 1)
+
+
+async def test_letters_wait_for_a_queue_where_none_may_be_lost(world: World) -> None:
+    arguments = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "later",
+        "x-dead-letter-strategy": "at-least-once",
+    }
+    peer = Peer(world).login()
+    peer.ask(commands.Queue.Declare(queue="q", durable=True, arguments=arguments))
+    for body in (b"1", b"2"):
+        world.publish(b"", b"q", body, properties=PERSISTENT)
+        world.settle()
+        reject(world, world.broker.queues[b"q"])
+    world.advance(3)
+    shown = row(world, world.broker.queues[b"q"])
+    assert (shown["dead"], shown["dead_obstacle"]) == (2, "no queue takes 'later' from exchange ''")
+    world = await world.again()
+    source = world.broker.queues[b"q"]
+    assert ready(source) == [b"1", b"2"]
+    for _ in range(2):
+        reject(world, source)
+    world.queue(b"later")
+    world.advance(1.1)
+    world.settle()
+    assert ready(world.broker.queues[b"later"]) == [b"1", b"2"]
+    assert world.broker.counts.dead_letters_lost == 0
+
+
+async def test_a_circle_ends_though_no_letter_may_be_lost(world: World) -> None:
+    for name, following in ((b"0", b"1"), (b"1", b"0")):
+        world.queue(name, ttl_ms=0, keeps_letters=True, dead_letter_exchange=b"", dead_letter_key=following)
+    world.publish(b"", b"0", b"x")
+    for _ in range(10):
+        world.advance(1)
+    assert (world.broker.counts.dead_letters_lost, world.broker.memory.total_bytes) == (1, 0)

@@ -163,6 +163,38 @@ def test_a_nack_says_when_and_why(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "payload", "waits"),
+    [
+        (b'{"retry_ms":60000}', b"", True),
+        (b"", b"\0\0" + (60_000).to_bytes(4), True),
+        (b"", b"\0\0" + bytes(4) + b"no such host", False),
+    ],
+)
+@pytest.mark.parametrize("job", [True, False])
+def test_what_a_nack_has_said_outlives_a_crash_behind_its_answer(
+    options: bytes, payload: bytes, waits: bool, job: bool
+) -> None:
+    world = World()
+    peer = with_queue(world, options=options)
+    if job:
+        peer.produce_with("orders", b"one", dedup="d")
+    else:
+        peer.produce("orders", b"one")
+    ((held, _),) = peer.consume("orders")
+    assert statuses(peer.ask(Type.NACK, payload, held)) == OK
+    world.kill()
+    peer = world.connect()
+    if waits:
+        assert peer.consume_with("orders") == []
+        world.advance(61)
+    ((_, about, _),) = peer.consume_with("orders")
+    assert about["deliveries"] == 2
+    if job and not waits:
+        (frame,) = peer.job(Type.GET_JOB, "orders", dedup="d")
+        assert json.loads(wire.split_object(frame[4])[0])["text"] == "no such host"
+
+
+@pytest.mark.parametrize(
     "payload",
     [b"\0", b"\0\0", b"\0\0\0\0\0", NAME + b"\0\0\0", b"\0\0\0\0\0\0\xff", b"\0\0\0\0\0\0" + b"x" * 501],
 )
