@@ -8,6 +8,7 @@ import errno
 import os
 import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -90,7 +91,8 @@ class Terminal:
         """Subscribe, from `minutes` ago on, and yield messages until none came for `seconds`. The
         subscriptions end with it.
 
-        Raises ConnectionRefusedError if the server closes.
+        Raises ConnectionRefusedError if the server closes, and BrokenPipeError if the reader of standard
+        output does.
         """
         while not self._settled:
             if self._wait():
@@ -102,8 +104,12 @@ class Terminal:
         self._socket.sendall(b"".join(asked))
         if self._has_login:
             _complain(UNANSWERED)
+        # A pipe's end for writing counts as readable once nobody reads the other.
+        output = [1] if stat.S_ISFIFO(os.fstat(1).st_mode) else []
         try:
-            while self._wait(seconds=seconds):
+            while ready := self._wait(*output, seconds=seconds):
+                if 1 in ready:
+                    raise BrokenPipeError
                 yield from self._receive()
         finally:
             with suppress(OSError):

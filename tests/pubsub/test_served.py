@@ -202,6 +202,15 @@ def test_one_line_subscribes_shows_what_comes_and_leaves_no_session(server: Serv
     until(lambda: rows(server) == before)
 
 
+def test_a_subscription_ends_with_the_reader_of_its_output(server: Server) -> None:
+    before = rows(server)
+    with begun("pubsub", "subscribe", "quiet", "--port", str(server.address("pubsub")[1])) as shown:
+        until(lambda: rows(server).count('"subscriptions": 1') == 1)
+        shown.stdout.close()
+        assert (shown.wait(60), shown.stderr.read()) == (128 + 13, b"")
+    until(lambda: rows(server) == before)
+
+
 def test_a_subscription_that_gets_nothing_says_so_by_its_exit_code(server: Server) -> None:
     here, other = ("--port", str(server.address("pubsub")[1])), ("--port", str(server.address("logmq")[1]))
     for words, code, says in (
