@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from heapq import merge, nsmallest
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -60,11 +61,23 @@ class Messages(MessageActions[Queue]):
         return queue.depth
 
     async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
-        """Those that have places in memory, as they were when this began, then those in the log: the row, and
-        what waits."""
-        cold, log = queue.row.cold, queue.log
+        """Those that are ready, then those that wait in the log: in memory as they were when this began."""
         records = _ColdRecords(queue)
-        due = [Run(IN_ROW, [b""], number) for number in await records.numbers(least, most, due=True)]
+        async with aclosing(self._places(queue, records, most, least)) as places:
+            async for message in places:
+                shown = await records.read(message.first) if is_cold(message) else message
+                if shown is not None:
+                    if not most:
+                        return
+                    most -= 1
+                    yield shown, arrived_ms(queue, shown)
+
+    async def _places(
+        self, queue: Queue, records: _ColdRecords, most: int, least: int
+    ) -> AsyncGenerator[Run]:
+        """Each message as a run, which may be cold."""
+        cold, log = queue.row.cold, queue.log
+        due = map(_place, await records.numbers(least, most, due=True))
         ready: list[Run] = []  # what is ready may be cut meanwhile
         count = 0
         for run in chain(*queue.aside, queue.ready, queue.later):
@@ -73,32 +86,33 @@ class Messages(MessageActions[Queue]):
             if run.end > least and not is_cold(run):
                 ready.append(run.part(max(least - run.first, 0), len(run)))
                 count += len(ready[-1])
+        row = merge(ready, due) if queue.ready.in_order else chain(ready, due)
+        following = next(row, None)
+
+        def before(end: float) -> Iterator[Run]:
+            nonlocal following
+            while following is not None and following.first < end:
+                yield from following.singles()
+                following = next(row, None)
+
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
-        for run in merge(ready, due) if queue.ready.in_order else chain(ready, due):
-            for message in run.singles():
-                if not most:
-                    return
-                shown = await records.read(message.first) if is_cold(message) else message
-                if shown is not None:
-                    most -= 1
-                    yield shown, arrived_ms(queue, shown)
-        while left and most and log is not None and cold is not None:
+        while left and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 break
             for record in cold.messages_in(data, offset, first):
-                if isinstance(record, Run) and left and most:
+                if isinstance(record, Run) and left:
                     left -= 1
                     first = record.end
                     if record.first >= least:
-                        most -= 1
-                        yield record, arrived_ms(queue, record)
+                        for message in before(record.first):
+                            yield message
+                        yield record
             offset += len(data)
+        for message in before(math.inf):
+            yield message
         for number in await records.numbers(least, most):
-            waiting = await records.read(number)
-            if waiting is not None:
-                most -= 1
-                yield waiting, arrived_ms(queue, waiting)
+            yield _place(number)
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         head, body = message.head, message.bodies[0]
@@ -242,6 +256,11 @@ class Messages(MessageActions[Queue]):
         await there.wait()
 
 
+def _place(number: int) -> Run:
+    """A message that is in the log alone."""
+    return Run(IN_ROW, [b""], number)
+
+
 @attrs.define(eq=False)
 class _ColdRecords:
     """Reads messages of a queue that wait in its log alone, or have waited there; they stay."""
@@ -323,6 +342,9 @@ async def settled(broker: Broker, ticket: Ticket | None) -> None:
 def arrived_ms(queue: Queue, message: Run) -> int | None:
     """When the first message of a run arrived, in Unix ms; None where no record says so."""
     log = queue.log
-    if log is None or message.offset < 0 or log.is_copy(message.first):
+    place: int | None = message.offset
+    if log is not None and is_cold(message):
+        place = log.waiting.place_of(message.first)
+    if log is None or place is None or place < 0 or log.is_copy(message.first):
         return None
-    return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)
+    return RecordTimes(log.log, place, place + 1).at(place)

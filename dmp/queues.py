@@ -96,6 +96,10 @@ class QueueContext(Protocol):
         """More messages are ready than the settings find normal."""
 
 
+SORTED_MOST = 4096
+"""Numbers of messages that are put in order in one stretch: a millisecond. 200,000 at once took 42."""
+
+
 @attrs.define(eq=False)
 class Application:
     """An application: its principal, which holds it at first, and the DMP connections that it leased.
@@ -824,15 +828,16 @@ def _purged(
     waited, in memory and not."""
     context, log, row, once = queue._context, queue.log, queue.row, queue.once
     (numbers, large), (delayed, waiting) = cold, later
-    ready: list[Run] = []
-    for runs in warm:
-        ready += runs
-        yield
-    for runs in taken_out(delayed.pop_any, delayed):
+    parts: dict[int, list[Run]] = {}
+    for runs in chain(warm, taken_out(delayed.pop_any, delayed)):
         row.waits_no_more(runs)
-        ready += runs
+        for run in runs:
+            parts.setdefault(run.first // SORTED_MOST, []).append(run)
         yield
-    ready.sort(key=attrgetter("first"))
+    ready: list[Run] = []
+    for part in sorted(parts):
+        ready += sorted(parts.pop(part), key=attrgetter("first"))
+        yield
     for runs in chain(batched(ready) if once is not None else (), waiting.known()):
         row.waits_no_more(runs)
         if once is not None:  # whoever sends it again now is not told that it is there

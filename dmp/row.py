@@ -212,10 +212,13 @@ class Row:
         as they are in memory, and have not expired by `now`."""
         ready, cold = self.ready, self.cold
         runs: list[Run] = []
+        on_disk = self._on_disk > 0
         first_cold = math.inf if cold is None or not cold.count else cold.first
         while most > 0 and ready.count and body_bytes_most >= 0:
             front = ready.first()
-            if front is None or front.expires <= now or front.head.cold or front.first > first_cold:
+            if front is None or front.expires <= now:
+                break
+            if on_disk and (front.head.cold or front.first > first_cold):
                 break
             fitting = most
             if most > 1 and ready.count > 1 and body_bytes_most < math.inf:

@@ -1,13 +1,18 @@
 """queue.purge takes what was published before it on its connection, also what waits for the disk; a passive
 declare counts that, and basic.get finds it."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from pamqp import commands
 
+from dmp import queues
 from dmp.amqp.wire import encode
 from dmp.properties import NO_PROPERTIES
+from dmp.queue_log import QueueLog
+from dmp.shown_properties import read
+from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, World
 
@@ -134,3 +139,36 @@ async def test_a_get_finds_what_was_published_before_it(world: World, heard: Pee
         assert bodies(go_on(world, heard)) == [body]
     heard.send(GET + publish("", "q", b"c", properties=properties))
     assert "Basic.GetEmpty" in [value.name for _, value in go_on(world, heard)]
+
+
+async def test_what_is_purged_in_no_order_is_put_in_order_some_in_each_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once took 42 ms with 200,000 messages."""
+    together: list[int] = []
+    leaving: list[int] = []
+    take_all = QueueLog.take_all
+
+    def recorded(log: QueueLog, runs: Sequence[Run], *others: Any) -> Iterator[None]:
+        leaving.extend(run.first for run in runs)
+        return take_all(log, runs, *others)
+
+    def counted(items: Any, **how: Any) -> list[Any]:
+        together.append(len(items))
+        return sorted(items, **how)
+
+    monkeypatch.setattr(queues, "SORTED_MOST", 10)
+    monkeypatch.setattr(queues, "sorted", counted, raising=False)
+    monkeypatch.setattr(QueueLog, "take_all", recorded)
+    queue = world.queue(durable=True)
+    for number in range(200):
+        said = {"properties": {"priority": number % 7}}
+        world.publish(b"", b"q", b"%d" % number, properties=read(said, persistent=True))
+        world.settle()
+    runs = queue.take_front(100)
+    queue.return_front(runs[::2])
+    queue.return_front(runs[1::2])
+    queue.purge()
+    world.finish_work()
+    assert leaving == [*range(200)]
+    assert (together.pop(0), max(together)) == (20, 10)
