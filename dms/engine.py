@@ -454,8 +454,10 @@ class Queue(RunQueue):
 
     def load(self, bodies: Sequence[bytes], first: int, size: int) -> None:
         """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
-        self.ready.add(Run(None, [*bodies], first))
-        self.charge(size + MESSAGE_BYTES * len(bodies))
+        self.ready.add_bodies(bodies, first)
+        size += MESSAGE_BYTES * len(bodies)
+        self.loaded_bytes += size
+        self.memory.loaded_bytes += size
 
     # -- messages are delivered
 
@@ -602,13 +604,13 @@ class Queue(RunQueue):
         self.depth -= count
         if self.deadlines is not None:
             self.deadlines.acked(deliveries)
+        if ticket is None and engine.durable is not None:
+            engine.count_not_durable(count)
         if self.jobs is not None:
             self.jobs.released(runs)
             self.jobs.gone(runs)
-        if ticket is None and engine.durable is not None:
-            engine.count_not_durable(count)
-        if self.options.per_key and self.line:  # more of these keys may go
-            self.dispatch()
+            if self.options.per_key and self.line:  # more of these keys may go
+                self.dispatch()
         return ticket
 
     def undo_ack(self, consumer: Consumer, deliveries: Sequence[Delivery[bytes, Queue]]) -> None:
