@@ -249,7 +249,7 @@ class DeadLetters:
         """
         broker, log = self._broker, queue.log
         coming = [
-            (target, uncounted(head) if target.counts_tries else head, run.bodies) for target in targets
+            (target, uncounted(head) if target.tries is not None else head, run.bodies) for target in targets
         ]
         if log is None or run.offset < 0 or queue.deleted or not any(target.durable for target in targets):
             log, ticket = None, broker.append(coming, moved=True)

@@ -104,6 +104,14 @@ class Later(DamageTeller):
         """Whether the time of messages has not come."""
         return bool(run.head.due_ms) and run.head.due_ms > self.now_ms
 
+    def stands_apart(self, run: Run) -> bool:
+        """Whether messages with a time wait for it, or are due at once: of these only large ones may stand
+        among what is cold."""
+        row = self._queue.row
+        if row.cold is not None and not run.head.large:
+            return True
+        return not row.has_cold and self.waits(run)
+
     def keep(self, run: Run) -> bool:
         """Have messages wait, if their time has not come; whether they do."""
         waits = self.waits(run)

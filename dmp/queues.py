@@ -163,7 +163,8 @@ class Queue(RunQueue):
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
-    _tries: Tries | None = attrs.field(init=False)
+    tries: Tries | None = attrs.field(init=False)
+    """How failed tries are counted; None: they are not."""
     _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
@@ -185,7 +186,7 @@ class Queue(RunQueue):
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
         self.throttle = None if arguments.rate is None else TokenBucket(arguments.rate)
-        self._tries = Tries.asked_for(arguments)
+        self.tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
 
@@ -225,10 +226,6 @@ class Queue(RunQueue):
             self.row.cold = Cold(log.log, self.later, log, self)
 
     # -- in
-
-    @property
-    def counts_tries(self) -> bool:
-        return self._tries is not None
 
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
         """A run of messages that need no log. Those of large bodies wait until these are written.
@@ -336,7 +333,7 @@ class Queue(RunQueue):
             self.lives.expire()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if run.head.due_ms and self._stands_apart(run):
+            if run.head.due_ms and self.later.stands_apart(run):
                 if self.log is not None:
                     self.log.keep(run)
                 self.later.put(run)
@@ -344,13 +341,6 @@ class Queue(RunQueue):
             elif not self.row.add(run, may_cool=may_cool):
                 _leave_memory(self, (run,))
         self.dispatch_new()
-
-    def _stands_apart(self, run: Run) -> bool:
-        """Whether messages with a time wait for it, or are due at once: of these only large ones may stand
-        among what is cold."""
-        if self.row.cold is not None and not run.head.large:
-            return True
-        return not self.row.has_cold and self.later.waits(run)
 
     def dispatch_new(self) -> None:
         """More is ready, or cold: give out what can be given."""
@@ -643,8 +633,8 @@ class Queue(RunQueue):
             return
         self.release(runs)
         self.charge_runs(runs)
-        if self._tries is not None and seen and failed and not self._context.draining:
-            now, later, dead = self._tries.give_back(
+        if self.tries is not None and seen and failed and not self._context.draining:
+            now, later, dead = self.tries.give_back(
                 runs, oldest, self.later.keep, self.later.now_ms, self.log
             )
             self.row.release(later)
@@ -703,7 +693,7 @@ class Queue(RunQueue):
         self.adopted = False
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
-        self._tries = Tries.asked_for(kind.arguments)
+        self.tries = Tries.asked_for(kind.arguments)
         self.throttle = None if kind.arguments.rate is None else TokenBucket(kind.arguments.rate)
         self.lives.define(kind.arguments.ttl_ms)
         self.arm()
