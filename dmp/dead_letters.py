@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 RETRY_SECONDS = 1.0  # from a refusal of the disk on
-TELL_SECONDS = 60.0  # between two lines of the log about letters that are lost
+TELL_SECONDS = 60.0  # between two lines of the log about letters that wait, or are lost
 REASONS = ("expired", "rejected", "maxlen", "delivery_limit")
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
@@ -185,17 +185,21 @@ class DeadLetters:
         return f"no queue takes {shown(head.key)} from exchange {shown(head.exchange)}" if keeps else None
 
     def _park(self, queue: Queue, obstacle: str) -> None:
-        broker = self._broker
         self._parked[queue] = obstacle
         self._retry_soon()
-        if broker.timers.now() >= self._tell_at:
-            self._tell_at = broker.timers.now() + TELL_SECONDS
-            broker.log.warning(
-                "dead letters wait, as the reason says: consume or purge what is full and rejects them, or "
-                "make what is missing",
-                queue=shown(queue.name),
-                reason=obstacle,
-            )
+        self._tell(
+            "dead letters wait, as the reason says: consume or purge what is full and rejects them, or "
+            "make what is missing",
+            queue,
+            reason=obstacle,
+        )
+
+    def _tell(self, text: str, queue: Queue, **more: Any) -> None:
+        """A warning about a queue's letters; of all queues' one in `TELL_SECONDS`."""
+        now = self._broker.timers.now()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_SECONDS
+            self._broker.log.warning(text, queue=shown(queue.name), **more)
 
     def _retry_soon(self) -> None:
         if self._retry_at == math.inf:
@@ -210,16 +214,14 @@ class DeadLetters:
         if not targets:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
-            if broker.timers.now() >= self._tell_at:
-                self._tell_at = broker.timers.now() + TELL_SECONDS
-                broker.log.warning(
-                    "dead letters are lost: no queue takes them, or it has had them; look at where "
-                    "their queue sends them",
-                    queue=shown(queue.name),
-                    exchange=shown(head.exchange),
-                    key=shown(head.key),
-                    lost=broker.counts.dead_letters_lost,
-                )
+            self._tell(
+                "dead letters are lost: no queue takes them, or it has had them; look at where "
+                "their queue sends them",
+                queue,
+                exchange=shown(head.exchange),
+                key=shown(head.key),
+                lost=broker.counts.dead_letters_lost,
+            )
             return 0
 
         def moved(done: "Ticket") -> None:
